@@ -42,8 +42,6 @@ BUDGET = '[[roles.one.budget]]\nname = "b"\nper = "principal"\nevery = "day"\nca
 
 
 class Scene:
-    """A policy's file, and what a server makes of it."""
-
     def __init__(self, place: Path, text: str = TEXT) -> None:
         self.path = place / "policy.toml"
         self.path.write_text(text)
@@ -59,19 +57,16 @@ class Scene:
         self.tools_when_recorded: list[list[str]] = []
 
     async def append(self, event: Event) -> None:
-        """As the log's."""
         if self.fails:
             raise AuditError("record", "the disk is full", "Free space.")
         self.tools_when_recorded.append(self.tools)
         self.events.append(event)
 
     async def look(self, times: int = 2) -> None:
-        """Let so many seconds pass."""
         for _ in range(times):
             await self.in_force.look(self, self.watched.append)  # type: ignore[arg-type]  # all it needs of a log
 
     def rename(self, text: str) -> None:
-        """Write the policy as careful editors do."""
         new = self.path.with_name("new")
         new.write_text(text)
         new.chmod(0o600)
@@ -79,13 +74,11 @@ class Scene:
 
     @property
     def tools(self) -> list[str]:
-        """What a caller may call now."""
         return list(self.in_force.rights_of(ME).profiles)
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A server with a policy, whose environment counts as built."""
     found = environments.load("default", environments.SHIPPED)
     required = "glovebox_server.startup.required"
     monkeypatch.setattr(required, lambda _, profiles: dict.fromkeys(profiles, found))
@@ -210,7 +203,6 @@ async def test_a_file_that_is_being_written_is_not_read(scene: Scene) -> None:
 
 
 async def test_what_cannot_be_recorded_is_not_in_force(scene: Scene) -> None:
-    """And is once it can be, without a further change."""
     scene.fails = True
     scene.rename(WIDER)
     await scene.look(3)
@@ -223,7 +215,6 @@ async def test_what_cannot_be_recorded_is_not_in_force(scene: Scene) -> None:
 
 
 async def test_budgets_change_where_there_were_some(tmp_path: Path, scene: Scene) -> None:
-    """Their file is open; the denied case is above."""
     budgeted = Scene(tmp_path, TEXT.replace("[scopes]", BUDGET.format(1)))
     budgeted.rename(TEXT.replace("[scopes]", BUDGET.format(2)))
     await budgeted.look()
@@ -248,7 +239,6 @@ async def test_the_servers_workflow_has_to_be_known_from_the_start(scene: Scene)
 
 
 async def test_a_change_is_in_a_real_log(scene: Scene, tmp_path: Path) -> None:
-    """With its digests, by the server that took it."""
     (tmp_path / "state").mkdir(mode=0o700)
     async with AuditLog.open(tmp_path / "state" / "audit", "s1") as audit:
         scene.rename(WIDER)

@@ -13,7 +13,6 @@ from glovebox_server.guards.admission.admission import Admission
 
 
 async def test_calls_run_in_order_and_never_more_than_promised() -> None:
-    """Ten calls, two turns: two at a time, first come first served."""
     gate, running, order = Admission(running=2), 0, []
 
     async def one(number: int) -> None:
@@ -42,14 +41,12 @@ class Hall:
         self._made = 0
 
     async def come(self, principal: str, calls: int, turns: int | None = None) -> None:
-        """Make so many calls, each another one, and let them get as far as they get."""
         for _ in range(calls):
             self._made += 1
             self.tasks.start_soon(self._one, principal, self._made, turns)
         await anyio.wait_all_tasks_blocked()
 
     async def end(self, principal: str) -> None:
-        """End the call of this principal that has run for longest."""
         which = next(each for each in self.running if each[0] == principal)
         which[1].set()
         await anyio.wait_all_tasks_blocked()
@@ -66,7 +63,6 @@ class Hall:
 
     @property
     def taken(self) -> Counter[str]:
-        """Turns by principal."""
         return Counter(principal for principal, _ in self.running)
 
 
@@ -236,7 +232,6 @@ async def test_identical_calls_at_one_time_are_no_retries() -> None:
 
 
 async def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that never comes is a refusal, and the place is free afterwards."""
     monkeypatch.setattr(admission, "WAIT_SECONDS", 0.01)
     gate = Admission(running=1, per_principal=2)
     async with gate.enter("alice", "t", {"n": 1}):
@@ -248,7 +243,6 @@ async def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_caller_that_leaves_while_waiting_leaves_no_trace() -> None:
-    """Cancelled in the queue: neither a place nor a turn is lost."""
     gate = Admission(running=1, per_principal=2)
 
     async def wait() -> None:

@@ -25,7 +25,6 @@ from glovebox_server.settings import Settings
 
 
 async def until(path: Path, lines: int) -> list[Head]:
-    """Wait for so many anchors in a file."""
     with anyio.fail_after(20):
         while True:
             content = path.read_bytes() if path.exists() else b""
@@ -204,7 +203,6 @@ def test_anchors_of_segments_that_retention_removed_are_not_missed(tmp_path: Pat
 
 @pytest.mark.parametrize("transport", ["http", "cli"])
 async def test_a_server_keeps_them_and_a_single_call_does_not(tmp_path: Path, transport: str) -> None:
-    """From its start on; what is kept is in its log."""
     place = tmp_path / "anchors"
     settings = Settings(
         state_dir=tmp_path / "state",

@@ -52,14 +52,12 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 def build_result(
     tool: Tool, request: ToolCall, outcome: Outcome, delivered: Delivered, *, masks: tuple[str, ...] = ()
 ) -> CallResult:
-    """The result of a call that ended so."""
     now = SimpleNamespace(decision=DECISION, redacted={}, spec=SimpleNamespace(masks=masks))
     call: Any = SimpleNamespace(tool=tool, request=request, now=now)
     return build(call, Ran(outcome=outcome, delivered=delivered, answer=tool.answer(outcome), plan=PLAN), 9.0, RECEIPT)
 
 
 def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING, masks: tuple[str, ...] = ()) -> CallResult:
-    """The answer to a call of ``run_python``; its data fits the published model."""
     result = build_result(TOOLS["run_python"], CALL, outcome, delivered, masks=masks)
     RunPythonResult.model_validate_json(_json(result.structured))
     return result
@@ -70,7 +68,6 @@ def _json(value: Any) -> str:
 
 
 def texts(result: CallResult) -> str:
-    """All text blocks."""
     return "\n".join(block.text for block in result.content if isinstance(block, Text))
 
 
@@ -87,7 +84,6 @@ def test_text_and_data_tell_the_same() -> None:
 
 
 def captured(text: str, dropped: int = 0) -> Captured:
-    """One stream of the program."""
     return Captured(text=text, total_bytes=len(text.encode()) + dropped, dropped_bytes=dropped)
 
 
@@ -122,7 +118,6 @@ def test_each_form_holds_the_first_twelve_and_the_last_four_kib_of_output(charac
 
 
 def test_all_outputs_together_have_the_room_of_one() -> None:
-    """A short one stays whole, and leaves the others what it does not need."""
     value = {"value": "v" * 30_000, "error": None}
     outcome = replace(OUTCOME, stdout=captured("o" * 300_000, 40), stderr=captured("short"), value=value)
     result = answer(outcome)
@@ -271,7 +266,6 @@ def test_a_call_without_any_content_says_so() -> None:
 
 
 def test_a_refusal_is_told_in_both_forms() -> None:
-    """Rule, reason and hint; nothing ran, so there is no isolation to tell."""
     denied = Decision(effect="deny", rule="files.inputs", reason="No.", hint="Do.", profile_digest="sha256:p")
     result = build_refusal(CALL, denied, HEAD)
     assert result.failed
@@ -281,7 +275,6 @@ def test_a_refusal_is_told_in_both_forms() -> None:
 
 
 def test_other_tools_get_no_files() -> None:
-    """Only a program can write any; a picture that a tool returns is shown."""
     blob = Blob(media_type="image/png", data=b"png")
     shown = Image(data=b"png", media_type="image/png")
     outcome = replace(OUTCOME, value={"error": None}, blobs=(blob,))

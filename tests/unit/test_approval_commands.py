@@ -31,7 +31,6 @@ ME = f"local:{os.getuid()}"
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    """One server, whose clock is the host's as that of commands is."""
     async with a_desk(tmp_path / "s", HostClock()) as found:
         yield found
 
@@ -70,7 +69,6 @@ async def test_a_question_is_listed_shown_and_allowed(desk: Desk) -> None:
 
 
 async def test_a_no_is_said_and_holds(desk: Desk) -> None:
-    """The call is refused by who said it."""
     made = proposal()
     question = await desk.asked(made)
     assert _json(desk, "deny", question.id)["state"] == "denied"
@@ -179,7 +177,6 @@ async def test_a_name_that_means_no_question_or_two_is_refused(desk: Desk) -> No
 
 
 async def test_watch_tells_each_question_once_as_it_comes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line of JSON for each; it goes on until it is interrupted."""
     first, second = [await desk.asked(proposal(f"print({number})")) for number in range(2)]
     looks = iter((True, False))
 

@@ -14,13 +14,11 @@ class Slow(Person):
     """Somebody who reads on while the call is told to try again."""
 
     def __init__(self, says: bool | None = True) -> None:
-        """Say how they answer in the end; None where they close the form."""
         super().__init__(says)
         self.may_answer = anyio.Event()
         self.closed = anyio.Event()
 
     async def ask(self, question: Question) -> ApprovalAnswer | None:
-        """Answer once the test says so."""
         try:
             await self.may_answer.wait()
             return await super().ask(question)
@@ -141,7 +139,6 @@ class Failing(Slow):
     """Their client breaks while the form is open."""
 
     async def ask(self, question: Question) -> ApprovalAnswer | None:
-        """Fail once the test says so."""
         await super().ask(question)
         raise OSError("the client broke")
 
@@ -149,7 +146,6 @@ class Failing(Slow):
 async def test_what_goes_wrong_with_a_form_is_told_and_ends_no_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the person's answer as of the store; the next question is asked as ever."""
     async with a_desk(tmp_path / "s") as desk:
         question = await desk.asked(proposal())
         person = Failing(None)

@@ -114,7 +114,6 @@ async def test_a_grant_for_one_call_is_bound_to_it_and_used_up(tmp_path: Path) -
 
 
 async def test_a_program_uses_grants_of_hosts_alone_and_only_with_a_network(tmp_path: Path) -> None:
-    """A spent budget that is lifted for its run is named where it was spent; offline nothing is named."""
     async with a_desk(tmp_path / "s") as desk:
         made = _lifting(proposal(profile=ONLINE))
         host = await _granted(desk, made, HOST)
@@ -203,7 +202,6 @@ async def test_a_yes_of_several_goes_as_far_as_the_least_of_them(tmp_path: Path)
 
 
 async def test_the_time_of_a_yes_begins_with_it(tmp_path: Path) -> None:
-    """Ten minutes from the answer, not from the question."""
     async with a_desk(tmp_path / "s") as desk:
         made = proposal()
         question = await desk.asked(made)
@@ -222,7 +220,6 @@ async def test_whoever_may_not_say_yes_may_say_no(tmp_path: Path) -> None:
 
 
 async def test_only_an_approved_program_is_shown_as_the_last(tmp_path: Path) -> None:
-    """Not one that somebody denied, nor one that nobody answered."""
     async with a_desk(tmp_path / "s") as desk:
         await desk.answer(await desk.asked(proposal("print(1)")), allow=False)
         await desk.asked(proposal("print(2)"))
@@ -342,7 +339,6 @@ def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> No
 
 
 def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
-    """In the order of the server; without a policy all of them."""
     offered: Callable[[Rights], tuple[str, ...]] = lambda rights: rights.offered(["fetch_url", "run_python"])  # noqa: E731
     assert offered(_rights(QUIET)) == ("run_python",)
     assert offered(replace(_rights(QUIET), role=None)) == ("fetch_url", "run_python")

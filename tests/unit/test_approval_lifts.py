@@ -41,7 +41,6 @@ class Budgets(budgeting.Budgets):
 
     @asynccontextmanager
     async def reserved(self, now: Attempt, _worst: object = None) -> AsyncIterator[Any]:
-        """As the real ones."""
         if any(each.name == SPENT.name for each in now.rights.budgets):
             raise CallDeniedError(Refusal(rule="budget.calls", reason="Nothing is left.", hint="Wait."))
         self.ran.append(False)
@@ -152,7 +151,6 @@ def test_a_grant_of_a_host_adds_one_rule_for_it() -> None:
 
 
 def test_hosts_of_a_program_are_asked_about_by_operators_alone() -> None:
-    """It has ended: nobody at the client is asked any more."""
     profile, target = _networked({"host": "a.org"}), parse_url("GET", "https://b.org/")
     made = proposal(profile=profile)
     for by, number in (("operator", 1), ("either", 1), ("client", 0)):
@@ -162,7 +160,6 @@ def test_hosts_of_a_program_are_asked_about_by_operators_alone() -> None:
 
 
 def test_a_rule_form_is_a_diff_that_a_person_makes() -> None:
-    """Of profile or policy, whichever said no."""
     assert permanent("host", "http://a.org:80", "fetch_url")[-1] == (
         '+  { host = "a.org", schemes = ["http"], ports = [80] },'
     )
@@ -171,7 +168,6 @@ def test_a_rule_form_is_a_diff_that_a_person_makes() -> None:
 
 
 def test_what_is_over_stays_over() -> None:
-    """No step leads out of used, expired or withdrawn, and none from no to yes."""
     for state, _ in TRANSITIONS:
         assert state not in ("used", "expired", "withdrawn")
     assert ("denied", "allow") not in TRANSITIONS

@@ -39,7 +39,6 @@ def test_every_part_of_the_subject_changes_its_digest(name: str) -> None:
 
 
 def test_arguments_have_one_spelling() -> None:
-    """The order of keys says nothing, and is not part of what is approved."""
     assert canonical({"b": 1, "a": "x"}) == canonical({"a": "x", "b": 1}) == '{"a":"x","b":1}'
 
 

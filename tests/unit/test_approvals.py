@@ -27,7 +27,6 @@ from glovebox_server.tools import TOOLS
 
 
 async def test_a_yes_lets_one_retry_through_and_is_used_up(tmp_path: Path) -> None:
-    """The record joins the question, the answer and the call; the log that holds them is whole."""
     async with a_desk(tmp_path / "s") as desk:
         made = proposal()
         question = await desk.asked(made)
@@ -113,7 +112,6 @@ def _replaced(place: Path) -> Path:
 
 
 def test_there_are_forty_stretches() -> None:
-    """As many as are promised."""
     assert len(STRETCHES) == 41
 
 
@@ -160,7 +158,6 @@ async def test_of_64_racing_retries_one_runs(tmp_path: Path) -> None:
 
 
 async def test_of_64_retries_in_four_server_processes_one_runs(tmp_path: Path) -> None:
-    """The same with processes of their own: the store's transaction decides, nothing in memory does."""
     state = tmp_path / "s"
     async with a_desk(state, HostClock()) as desk:
         question = await desk.asked(proposal())
@@ -259,7 +256,6 @@ async def test_an_answer_to_no_question_is_refused_and_what_was_sent_is_not_reco
 
 
 async def test_a_quorum_wants_different_principals(tmp_path: Path) -> None:
-    """One who says yes twice is one; the second principal's decides."""
     rules = (Approval(name="two", quorum=2),)
     async with a_desk(tmp_path / "s") as desk:
         made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
@@ -274,7 +270,6 @@ async def test_a_quorum_wants_different_principals(tmp_path: Path) -> None:
 
 
 async def test_one_no_outweighs_a_quorum_that_is_not_complete(tmp_path: Path) -> None:
-    """Also of one who has said yes before."""
     rules = (Approval(name="two", quorum=2),)
     async with a_desk(tmp_path / "s") as desk:
         question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules))
@@ -283,7 +278,6 @@ async def test_one_no_outweighs_a_quorum_that_is_not_complete(tmp_path: Path) ->
 
 
 async def test_identical_questions_join_and_a_ninth_is_refused(tmp_path: Path) -> None:
-    """At most eight wait for one principal; another's are its own."""
     async with a_desk(tmp_path / "s") as desk:
         questions = [await desk.asked(proposal(f"print({number})")) for number in range(store.MAX_PENDING)]
         assert (await desk.asked(proposal("print(0)"))).id == questions[0].id
@@ -295,7 +289,6 @@ async def test_identical_questions_join_and_a_ninth_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("state", ["pending", "allowed"])
 async def test_time_ends_a_question_and_a_yes(state: str, tmp_path: Path) -> None:
-    """Neither is good for longer than its rule says; a second earlier it still is."""
     async with a_desk(tmp_path / "s") as desk:
         made = proposal()
         question = await desk.asked(made)
@@ -341,7 +334,6 @@ async def test_a_reboot_ends_every_yes(tmp_path: Path) -> None:
 
 
 async def test_a_yes_that_was_taken_back_is_good_for_nothing(tmp_path: Path) -> None:
-    """On record; nor can it be taken back twice."""
     async with a_desk(tmp_path / "s") as desk:
         made = proposal()
         question = await desk.asked(made)
@@ -354,7 +346,6 @@ async def test_a_yes_that_was_taken_back_is_good_for_nothing(tmp_path: Path) -> 
 
 
 async def test_the_person_at_the_client_is_asked_and_answers(tmp_path: Path) -> None:
-    """An elicited answer is the caller's own; yes and no both end the wait at once."""
     async with a_desk(tmp_path / "s") as desk:
         for says, state in ((True, "allowed"), (False, "denied")):
             person = Person(says)
@@ -395,7 +386,6 @@ async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_p
 
 
 async def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After as long as for a turn the caller is told the question's id; the question stays open."""
     assert module.WAIT_SECONDS == WAIT_SECONDS
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
     async with a_desk(tmp_path / "s") as desk:

@@ -23,7 +23,6 @@ _LINE = re.compile(r" +(\d+) │ (.*)")
 
 
 def asked(code: str, before: str | None = None, **others: object) -> Question:
-    """A question about one program."""
     subject = QuestionSubject(
         principal="token:one", run="r_1", tool="run_python", arguments=rfc8785.dumps({"code": code, **others}).decode(),  # type: ignore[dict-item]  # JSON
         profile_digest="sha256:p", policy_digest="", workspace="w", environment="", rules=("approval.ask",),
@@ -41,7 +40,6 @@ def unfolded(question: Question) -> str:
 
 
 def program(text: str) -> str:
-    """The program, read back from what is shown."""
     after = text.partition("The program, whole,")[2].split("\n")[1:]
     parts = [found[2] for found in map(_LINE.fullmatch, after) if found]
     assert len(parts) == len(after)
@@ -50,7 +48,6 @@ def program(text: str) -> str:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_is_shown_is_what_runs(code: str) -> None:
-    """Every program can be read back, so no two are shown alike."""
     assert program(unfolded(asked(code))) == code
 
 
@@ -124,7 +121,6 @@ def test_long_programs_are_not_compared() -> None:
 
 
 def test_what_changed_since_the_last_yes_is_shown() -> None:
-    """As a diff; the same again is said to be the same, and the first of all says nothing."""
     text = shown(asked("import os\nprint(2)", "import os\nprint(1)"))
     assert "  │ -print(1)\n  │ +print(2)" in text
     assert "character by character" in unfolded(asked("print(1)", "print(1)"))
@@ -132,7 +128,6 @@ def test_what_changed_since_the_last_yes_is_shown() -> None:
 
 
 def test_what_it_may_do_is_said() -> None:
-    """In the words of `profiles explain`, and that workspace files may change."""
     text = unfolded(asked("1", timeout_seconds=5))
     assert "What it may reach:\n  - Nothing. The sandbox has no network." in text
     assert "a yes is not bound to them" in text

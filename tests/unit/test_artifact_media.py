@@ -20,7 +20,6 @@ WEBP_LOSSLESS = b"RIFF\0\0\0\0WEBPVP8L\0\0\0\0\x2f" + (639 | 479 << 14).to_bytes
 
 
 def office(first: str) -> bytes:
-    """Return a zip file whose first entry has this name."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(first, "x")
@@ -28,13 +27,11 @@ def office(first: str) -> bytes:
 
 
 def array(descr: str, shape: str = "(3,)", *, version: int = 1, blanks: int = 20) -> bytes:
-    """Return the beginning of an array's file as numpy writes it."""
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}{' ' * blanks}\n".encode()
     return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2 if version == 1 else 4, "little") + header
 
 
 def judge(name: str, *chunks: bytes) -> Content:
-    """Stream chunks through a sniffer."""
     sniffer = Sniffer()
     for chunk in chunks:
         sniffer.feed(chunk)
@@ -73,7 +70,6 @@ def judge(name: str, *chunks: bytes) -> Content:
     ],
 )
 def test_the_type_comes_from_the_bytes(name: str, data: bytes, media_type: str) -> None:
-    """Ordinary results get their type and no warning, in one piece or byte by byte."""
     whole = judge(name, data)
     assert whole == Content(media_type=media_type, risks=())
     assert judge(name, *(data[at : at + 1] for at in range(len(data)))) == whole
@@ -141,7 +137,6 @@ def test_what_may_harm_whoever_opens_it_is_reported(name: str, data: bytes, medi
 
 
 def test_text_is_promised_for_the_whole_file_and_not_only_its_head() -> None:
-    """A megabyte of text with one bad byte at the end, or a cut character, is not text."""
     text = b"a,b\n" * 250_000
     assert judge("a.csv", text).media_type == "text/csv"
     assert judge("a.csv", text, b"\xff").media_type == "application/octet-stream"
@@ -161,13 +156,11 @@ def test_text_is_promised_for_the_whole_file_and_not_only_its_head() -> None:
     ],
 )
 def test_an_image_is_measured_without_decoding_it(data: bytes, media_type: str) -> None:
-    """Width times height is read from the header; a header cut anywhere says nothing and does not crash."""
     assert size(data, media_type) == (640, 480)
     assert all(size(data[:end], media_type) in {None, (640, 480)} for end in range(len(data)))
 
 
 def test_a_jpeg_whose_segments_lie_about_their_length_ends() -> None:
-    """Lengths of zero must not make the scan stand still."""
     assert size(b"\xff\xd8" + b"\xff\xe0\0\0" * 4000, "image/jpeg") is None
     assert size(b"\xff" * 16_000, "image/jpeg") is None
 

@@ -28,7 +28,6 @@ def marks(patch: bytes) -> str:
 
 
 def ours(*names: str, content: bytes = b"x\n") -> bytes:
-    """The patch of a workspace in which these files were made."""
     with tempfile.TemporaryDirectory() as directory:
         source, target = Path(directory, "source"), Path(directory, "target")
         source.mkdir()
@@ -68,7 +67,6 @@ def ours(*names: str, content: bytes = b"x\n") -> bytes:
 )
 @pytest.mark.parametrize("content", [b"x\n", b"\0binary", b""])
 def test_what_tools_run_or_agents_obey_is_marked_by_path(name: str, why: str, content: bytes) -> None:
-    """As hunks, in git's binary form, or as a name alone."""
     assert why in marks(ours("src/main.txt", name, content=content))
 
 
@@ -192,7 +190,6 @@ class Counted:
         self._real, self.lines, self.size = real, 0, 0
 
     def __call__(self, text: Any) -> Any:
-        """Look."""
         self.size += len(text)
         self.lines += text.count(b"\n") if isinstance(text, bytes) else 0
         return self._real(text)
@@ -232,7 +229,6 @@ def test_a_line_is_charged_though_it_names_nothing_new(line: bytes) -> None:
 
 
 def test_twenty_thousand_files_of_ours_are_read_in_full() -> None:
-    """Control of the bound above, as is a large text of long lines."""
     names = (f"src/package/module_{number:05}.txt" for number in range(20_000))
     ours = "".join(CHANGED.replace("a/l", f"a/{name}").replace("b/l", f"b/{name}") for name in names)
     assert marks(ours.encode()) == ""
@@ -373,5 +369,4 @@ def test_a_name_in_quotes_is_read_as_bytes() -> None:
     )
 )
 def test_any_bytes_are_taken_and_the_words_are_plain(pieces: list[bytes]) -> None:
-    """What is said can be printed anywhere."""
     assert marks(b"".join(pieces)).replace("\n", "").isprintable()

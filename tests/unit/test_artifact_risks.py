@@ -67,7 +67,6 @@ async def shown(directory: Path, name: str, data: bytes) -> tuple[CallResult, Ar
 
 
 def told(result: CallResult, record: ArtifactCollected) -> dict[str, Any]:
-    """The marks in every place, as one text each."""
     rendered = tool_result(result).model_dump(by_alias=True, mode="json", exclude_none=True)
     (link,) = [block for block in rendered["content"] if block["type"] == "resource_link"]
     return {
@@ -80,7 +79,6 @@ def told(result: CallResult, record: ArtifactCollected) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "data", "why"), MARKED)
 async def test_a_marked_file_is_marked_everywhere(name: str, data: bytes, why: str, tmp_path: Path) -> None:
-    """Whichever a client shows, and whoever reads the log."""
     for place, text in told(*await shown(tmp_path, name, data)).items():
         assert why in text, place
         assert name in text or place != "text"
@@ -95,7 +93,6 @@ async def test_the_control_a_harmless_file_has_no_mark(name: str, data: bytes, t
 
 
 async def test_reading_an_artifact_gives_its_marks_too(tmp_path: Path) -> None:
-    """In the ``_meta`` of what ``resources/read`` answers."""
     async with collecting(tmp_path, Recorder()) as (collector, store):
         await put(collector, "claude.md", b"x")
         (link,) = (await collector.deliver(outcome(), keep_pictures=True)).artifacts

@@ -49,14 +49,12 @@ async def test_the_patches_of_a_call_share_what_reading_them_may_cost(
 
 
 async def refused(store: ArtifactStore, uri: str) -> RefusedError:
-    """Return the refusal that Alice gets at an address."""
     with pytest.raises(RefusedError) as found:
         await content(store, uri)
     return found.value
 
 
 async def test_a_file_comes_back_with_its_record(tmp_path: Path) -> None:
-    """Many chunks, one file: same bytes, right digest, size, type, owner and times."""
     clock, data = Clock(), PNG + os.urandom(3 * FLUSH_BYTES)
     async with a_store(tmp_path / "q", clock) as store:
         async with collector_of(store, a_call(), limits()) as collection:
@@ -159,7 +157,6 @@ async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
-    """Interleaved chunks of two files do not mix."""
     async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits()) as collection:
         async with receiving(collection, "a.txt") as first, receiving(collection, "b.txt") as second:
             for _ in range(100):
@@ -313,7 +310,6 @@ async def test_artifacts_outlive_the_server_that_stored_them(tmp_path: Path) -> 
 
 
 async def test_a_server_does_not_disturb_a_file_another_is_receiving(tmp_path: Path) -> None:
-    """Opening and sweeping clear away only what dead processes left."""
     async with a_store(tmp_path / "q") as first, collector_of(first, a_call(), limits()) as collection:
         await receive(collection, "sealed", b"sealed")
         async with receiving(collection, "half") as sink:

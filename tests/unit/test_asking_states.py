@@ -24,16 +24,12 @@ QUESTION: Any = SimpleNamespace(asked=SimpleNamespace(reach="call"), id=ID)
 
 @dataclass(frozen=True)
 class Request:
-    """What the SDK's middleware looks at."""
-
     params: dict[str, Any]
     caller: str = "token:a"
     method: str = "tools/call"
 
 
 async def given(request: Request, key: bytes = KEY) -> str:
-    """The state that comes with a question."""
-
     async def ask(_ctx: object) -> types.InputRequiredResult:
         return types.InputRequiredResult(input_requests={}, request_state=ID)
 
@@ -42,7 +38,6 @@ async def given(request: Request, key: bytes = KEY) -> str:
 
 
 async def taken(request: Request, key: bytes = KEY) -> str | None:
-    """Which question the state of a request names."""
     found: list[str | None] = []
 
     async def look(ctx: Any) -> types.CallToolResult:
@@ -92,7 +87,6 @@ async def test_a_state_is_good_for_a_day(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def asks(capabilities: types.ClientCapabilities | None, text: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a client is asked with this text."""
     monkeypatch.setattr(asking, "shown", lambda _question: text)
     session = SimpleNamespace(client_capabilities=capabilities)
     ctx: Any = SimpleNamespace(session=session, protocol_version="2026-07-28")
@@ -116,7 +110,6 @@ EMPTY = types.ClientCapabilities(elicitation=types.ElicitationCapability())
 async def test_a_client_that_does_not_show_forms_is_not_asked(
     declared: types.ClientCapabilities | None, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator is, instead."""
     assert await asks(declared, "?", monkeypatch) == asked
 
 

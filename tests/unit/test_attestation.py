@@ -37,17 +37,14 @@ OUTSIDE = HostView(
 
 
 def changed(**parts: Any) -> HostView:
-    """The view with other values of these parts."""
     return replace(OUTSIDE, parts={**OUTSIDE.parts, **parts})
 
 
 def table(outside: HostView, **measured: Any) -> Attestation:
-    """What is found with this view from outside."""
     return compare(EXPECTED, parse({**MEASURED, **KERNEL, **measured}), outside, HOST)
 
 
 def row(found: Attestation, name: str) -> dict[str, Any]:
-    """One field's row."""
     (row,) = [each for each in found.rows if each["field"] == name]
     return row
 
@@ -96,7 +93,6 @@ def test_a_shared_namespace_is_a_difference_from_either_side() -> None:
 
 
 def test_a_writable_mount_and_a_hosts_file_are_found_from_outside() -> None:
-    """As the guest would find them."""
     more = (*OUTSIDE.parts["mounts"], MeasuredMount(target="/mnt", type="ext4", writable=True))
     found = table(changed(mounts=more)).differences
     assert [each.field for each in found] == ["writable mounts beyond the plan", "mounts of host files"]
@@ -109,7 +105,6 @@ def test_another_kernel_than_the_hosts_is_found() -> None:
 
 
 def test_a_difference_on_both_sides_tells_both() -> None:
-    """In one sentence."""
     (difference,) = table(changed(seccomp=0), seccomp=1).differences
     assert difference.measured == "1, 0 from outside"
 
@@ -154,7 +149,6 @@ def test_under_another_kernel_only_what_is_the_hosts_is_compared() -> None:
 
 
 def test_looking_at_ourselves() -> None:
-    """A real process: our own, whose facts we know otherwise."""
     found = look(os.getpid())
     assert found.unread == {}
     assert found.parts["uids"] == (os.geteuid(),)
@@ -165,7 +159,6 @@ def test_looking_at_ourselves() -> None:
 
 
 def test_a_process_that_is_gone_says_so(tmp_path: Path) -> None:
-    """No exception, no guess."""
     found = look(4_000_000)
     assert not found.parts
     assert found.why("uids") == "its process cannot be looked at: No such file or directory"
@@ -179,7 +172,6 @@ def test_a_process_that_is_gone_says_so(tmp_path: Path) -> None:
 
 
 def test_garbage_in_place_of_a_status_is_not_measured(tmp_path: Path) -> None:
-    """What is not in the form that proc(5) gives it is no measurement."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "status").write_text("Uid:\tx\nSeccomp:\t2\n")
     found = look(1, proc=tmp_path)
@@ -189,7 +181,6 @@ def test_garbage_in_place_of_a_status_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_only_one_child_is_the_child(tmp_path: Path) -> None:
-    """None or several: it is not known which."""
     place = tmp_path / "5" / "task" / "5"
     place.mkdir(parents=True)
     (tmp_path / "self").symlink_to(str(os.getpid()))
@@ -231,7 +222,6 @@ def test_control_groups_of_a_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None:
-    """On both versions, in the kernel's own words."""
     names = ("memory", "pids", "cpu", "") if version == 1 else ("",)
     texts = {
         1: {"memory.limit_in_bytes": "64", "pids.max": "9", "cpu.cfs_quota_us": "1", "cpu.cfs_period_us": "2"},

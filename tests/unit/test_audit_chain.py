@@ -13,7 +13,6 @@ from glovebox_audit.chain import GENESIS, Draft, EvidenceError, Head, Record, dr
 
 
 def sealed(data: dict[str, Any] | None = None, call_id: str | None = "c_1") -> Record:
-    """Return a first record with this data."""
     data = {"n": 1} if data is None else data
     item = Draft(kind="call.decided", call_id=call_id, data=data, encoded=chain.canonical(data))
     return chain.seal(item, seq=1, time="2026-11-20T12:00:00.000001Z", server="s_1", prev=GENESIS)
@@ -74,7 +73,6 @@ def test_bytes_that_break_a_rule_are_no_record(line: bytes, reason: str) -> None
 
 
 def test_an_edit_that_keeps_the_form_is_named_as_an_edit() -> None:
-    """With the number the line claims."""
     with pytest.raises(EvidenceError) as caught:
         chain.parse(LINE.replace(b'"n":1', b'"n":2'))
     assert (caught.value.kind, caught.value.seq) == ("edited", 1)
@@ -112,7 +110,6 @@ def test_what_is_no_json_at_all_is_refused() -> None:
 
 
 def test_head_is_read_back_and_has_one_length() -> None:
-    """One write replaces all of head.json, even at the largest numbers."""
     for head in (Head(), Head(seq=2**53 - 1, hash="f" * 64, size=2**53 - 1)):
         content = chain.encode_head(head)
         assert len(content) == chain.HEAD_BYTES

@@ -24,7 +24,6 @@ HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Return a state directory with a log of five records and one that quotes hostile text."""
     fill(tmp_path / "audit", 4)
     file = LogFile(tmp_path / "audit", "s_1")
     file.commit([draft(decided("c_evil"))])
@@ -34,23 +33,19 @@ def state(tmp_path: Path) -> Path:
 
 
 def said(*asked: object) -> tuple[int, str, str]:
-    """Run a command: exit code, standard output, and standard error on one line."""
     done = CliRunner().invoke(main, [str(each) for each in asked])
     return done.exit_code, done.stdout, " ".join(done.stderr.split())
 
 
 def rows(shown: str) -> list[dict[str, object]]:
-    """Return what was shown as JSON, one object per line."""
     return [json.loads(line) for line in shown.splitlines()]
 
 
 def harmless(shown: str) -> bool:
-    """Say whether a terminal would obey nothing in it."""
     return all(character.isprintable() or character == "\n" for character in shown)
 
 
 def test_tail_shows_records_as_lines(state: Path) -> None:
-    """One line each, with number, time, kind and call."""
     code, text, _ = said("audit", "tail", "-n3", "--state-dir", state)
     lines = text.splitlines()
     assert (code, len(lines)) == (0, 3)
@@ -84,7 +79,6 @@ def test_tail_shows_calls_and_counts_what_it_shows(busy: Path, count: int) -> No
 
 
 def test_tail_as_json_hides_nothing(busy: Path) -> None:
-    """A program filters by itself."""
     found = rows(said("audit", "tail", "-n2", "--json", "--state-dir", busy)[1])
     assert [row["kind"] for row in found] == ["profile.loaded", "server.stopped"]
 
@@ -109,7 +103,6 @@ def test_hostile_text_reaches_no_terminal(state: Path) -> None:
 
 
 def test_tail_as_json_is_one_record_per_line(state: Path) -> None:
-    """The objects are the records, whole; what is no record says so."""
     with (state / "audit" / LOG_NAME).open("ab") as handle:
         handle.write(b"rubbish\n")
     record, rubbish = rows(said("audit", "tail", "-n2", "--json", "--state-dir", state)[1])
@@ -118,8 +111,6 @@ def test_tail_as_json_is_one_record_per_line(state: Path) -> None:
 
 
 def test_follow_ends_when_interrupted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is how one leaves; it is no failure."""
-
     async def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -129,13 +120,11 @@ def test_follow_ends_when_interrupted(state: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_show_gives_every_record_of_a_call(state: Path) -> None:
-    """In order, with all fields."""
     code, text, _ = said("audit", "show", "c_1", "--json", "--state-dir", state)
     assert (code, [row["kind"] for row in rows(text)]) == (0, ["call.decided", "call.finished"])
 
 
 def test_show_of_an_unknown_call_says_how_to_find_one(state: Path) -> None:
-    """Exit code 1, and 2 for what cannot be an id."""
     code, _, err = said("audit", "show", "c_none", "--state-dir", state)
     assert (code, "glovebox audit tail" in err) == (1, True)
     code, _, err = said("audit", "show", "../x", "--state-dir", state)
@@ -143,7 +132,6 @@ def test_show_of_an_unknown_call_says_how_to_find_one(state: Path) -> None:
 
 
 def test_verify_says_whole_or_names_the_line(state: Path) -> None:
-    """Exit code 0 or 1; without an anchor it says what it cannot see."""
     verify = ("audit", "verify", "--state-dir", state)
     code, text, _ = said(*verify)
     assert (code, "the log is whole (without an anchor" in text) == (0, True)
@@ -154,7 +142,6 @@ def test_verify_says_whole_or_names_the_line(state: Path) -> None:
 
 
 def test_verify_as_json_has_every_problem(state: Path) -> None:
-    """A program sees kind, line and number."""
     replace_lines(state / "audit", log_lines(state / "audit")[:-1])
     code, text, _ = said("audit", "verify", "--json", "--state-dir", state)
     (report,) = rows(text)
@@ -179,7 +166,6 @@ def test_head_is_the_anchor_verify_takes(state: Path) -> None:
 
 @pytest.mark.parametrize("command", ["tail", "tail -f", "show c_1", "show last", "query", "verify", "head"])
 def test_without_a_log_every_command_says_so(tmp_path: Path, command: str) -> None:
-    """Exit code 4 and the fix, as a sentence and, for programs, as the object every command tells a failure with."""
     asked = ["audit", *command.split(), "--state-dir", str(tmp_path)]
     done = CliRunner().invoke(main, asked)
     assert (done.exit_code, done.stdout) == (UNAVAILABLE, "")
@@ -248,14 +234,12 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
 def test_what_cannot_be_proved_is_said(
     sealed: tuple[Path, Path], asked: tuple[str, ...], code: int, words: str
 ) -> None:
-    """With the exit code of each."""
     state, key = sealed
     found, out, err = said(*(str(key) if word == "KEY" else word for word in asked), "--state-dir", state)
     assert (found, words in out + err) == (code, True)
 
 
 def test_verify_checks_seals_with_a_key(sealed: tuple[Path, Path]) -> None:
-    """The report says whether it was done."""
     state, key = sealed
     verify = ("audit", "verify", "--state-dir", state)
     assert "signatures not checked without --key" in said(*verify)[1]
@@ -270,7 +254,6 @@ def test_verify_checks_seals_with_a_key(sealed: tuple[Path, Path]) -> None:
 
 
 def test_a_missing_segment_is_named(sealed: tuple[Path, Path]) -> None:
-    """As a file, which has no line."""
     state, _ = sealed
     (state / "audit" / "segments" / "000001.jsonl").unlink()
     code, text, _ = said("audit", "verify", "--state-dir", state)

@@ -23,7 +23,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "operate" / "audit.md"
 
 
 def test_every_event_and_field_is_documented() -> None:
-    """docs/operate/audit-events.csv has each of them with its type and meaning, and nothing else."""
     text = audit_fields.DOCUMENT.read_text()
     assert audit_fields.table() == text, "run `python -m tests.fixtures.audit_fields`, and say what is new"
     assert [row for row in csv.reader(io.StringIO(text)) if not row[3].endswith(".")][1:] == []
@@ -50,14 +49,12 @@ def test_the_check_by_hand_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", EVENTS)
 def test_a_kind_is_a_stable_lower_case_name(kind: str) -> None:
-    """A kind is written into every record and never changes."""
     assert chain.is_name(kind)
     assert kind == kind.lower()
     assert EVENTS[kind].kind == kind
 
 
 def test_call_id_stands_outside_of_data_and_absent_fields_are_absent() -> None:
-    """A record says what is known and nothing else."""
     item = draft(decided("c_9"))
     assert item.call_id == "c_9"
     assert not {"call_id", "client", "arguments", "kind"} & item.data.keys()
@@ -65,12 +62,10 @@ def test_call_id_stands_outside_of_data_and_absent_fields_are_absent() -> None:
 
 
 def test_outputs_are_written_by_name_digest_and_size() -> None:
-    """Contents never get into the log."""
     assert draft(finished()).data["outputs"] == [{"name": "stdout", "digest": "sha256:" + "c" * 64, "bytes": 2}]
 
 
 def call(arguments: Mapping[str, object]) -> ToolCall:
-    """Return a call with these arguments."""
     principal = Principal(id="token:alice", transport="http", client="claude-code")
     now = datetime(2026, 11, 20, tzinfo=UTC)
     return ToolCall(id="c_1", principal=principal, session=None, tool="run_python", arguments=arguments, received=now)
@@ -80,7 +75,6 @@ DECISION = Decision(effect="deny", rule="limits.wall_seconds", reason="Too long.
 
 
 def test_arguments_are_kept_only_where_the_profile_says_so() -> None:
-    """By digest and size otherwise: the text is nowhere in the record."""
     secret = {"code": "print('canary-7f3a')"}
     hidden = journal.decided(call(secret), DECISION, keep_arguments=False)
     kept = journal.decided(call(secret), DECISION, keep_arguments=True)
@@ -100,7 +94,6 @@ def test_hostile_text_is_recorded_and_not_refused() -> None:
 
 
 def test_what_the_caller_changes_later_is_not_recorded() -> None:
-    """A draft holds its own copy."""
     measured = {"uid": 65532}
     event = SandboxStarted(
         call_id="c_1",
@@ -118,7 +111,6 @@ def test_what_the_caller_changes_later_is_not_recorded() -> None:
 
 @pytest.mark.parametrize("call_id", ["", "c 1", 'c"', "c_" + "x" * 127, "c_é", "c_1\n"])
 def test_a_call_id_that_is_no_name_is_a_mistake(call_id: str) -> None:
-    """Ids are made by Glovebox; a strange one is refused before it is written."""
     with pytest.raises(ValueError, match="call id is not a name"):
         draft(decided(call_id))
 

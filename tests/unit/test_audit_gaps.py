@@ -48,7 +48,6 @@ def rewrite(directory: Path, events: Sequence[Event], hidden: bytes) -> Head:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A log of six records."""
     segments.fill(tmp_path / "audit", 3, size=10**9)
     return tmp_path / "audit"
 
@@ -142,12 +141,10 @@ def test_a_seal_replayed_into_a_gap_accuses_nobody(tmp_path: Path) -> None:
 
 
 def log_lines_of(directory: Path, number: int) -> list[bytes]:
-    """The lines of a sealed segment."""
     return (directory / "segments" / f"{number:06}.jsonl").read_bytes().splitlines(keepends=True)
 
 
 def proof_of(directory: Path, call: str) -> bytes:
-    """The inclusion proof of a call."""
     return prove(directory, "call", call, lambda: ({}, {}))
 
 
@@ -207,7 +204,6 @@ def test_bytes_behind_the_last_record_are_not_sealed(directory: Path) -> None:
 
 
 def test_a_gap_of_many_lines_is_one_gap(directory: Path) -> None:
-    """More of them than problems are kept: none is left over."""
     with (directory / LOG_NAME).open("ab") as log:
         log.write(b"{\n" * 300)
     LogFile(directory, "s_2").close()

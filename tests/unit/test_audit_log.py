@@ -23,12 +23,10 @@ from glovebox_audit.verify import verify
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Name a directory that does not exist yet."""
     return tmp_path / "audit"
 
 
 async def test_records_are_chained_in_the_order_of_appending(directory: Path) -> None:
-    """Each record names the one before; the first names the genesis; the file holds exactly these lines."""
     async with AuditLog.open(directory, "s_1") as audit:
         first = await audit.append(ServerStarted(version="0.1.0", pid=1, transport="stdio"))
         second = await audit.append(decided())
@@ -90,7 +88,6 @@ async def test_appends_that_wait_together_share_one_disk_write(
 
 
 def test_files_are_private(directory: Path) -> None:
-    """Only the owner may read what agents did."""
     fill(directory, 1)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     for name in (LOG_NAME, HEAD_NAME):
@@ -98,7 +95,6 @@ def test_files_are_private(directory: Path) -> None:
 
 
 def refusal(directory: Path) -> AuditError:
-    """Return why the log cannot be opened."""
     with pytest.raises(AuditError) as caught:
         fill(directory, 1)
     assert str(directory) in caught.value.what
@@ -161,14 +157,12 @@ def test_somebody_elses_file_is_refused(directory: Path, name: str) -> None:
 
 
 async def test_a_server_id_that_is_no_name_is_refused(directory: Path) -> None:
-    """The id goes into every line."""
     with pytest.raises(ValueError, match="is not a name"):
         async with AuditLog.open(directory, 'x","kind":"'):
             pass
 
 
 def failing(number: int) -> OSError:
-    """Return the error the kernel would give."""
     return OSError(number, os.strerror(number))
 
 
@@ -279,27 +273,22 @@ def test_a_gap_cannot_stand_for_other_bytes(directory: Path) -> None:
 
 
 def cut(directory: Path, records: list[Record]) -> None:
-    """Remove the last line."""
     replace_lines(directory, [record.line for record in records[:-1]])
 
 
 def edit_last(directory: Path, records: list[Record]) -> None:
-    """Change the last line."""
     replace_lines(directory, [*(record.line for record in records[:-1]), records[-1].line.replace(b"12.5", b"13.5")])
 
 
 def lose_head(directory: Path, records: list[Record]) -> None:
-    """Remove head.json."""
     (directory / HEAD_NAME).unlink()
 
 
 def damage_head(directory: Path, records: list[Record]) -> None:
-    """Overwrite head.json."""
     replace_head(directory, b"{}")
 
 
 def replay(directory: Path, records: list[Record]) -> None:
-    """Append a copy of the first line."""
     replace_lines(directory, [record.line for record in [*records, records[0]]])
 
 
@@ -316,7 +305,6 @@ def append_much(directory: Path, records: list[Record]) -> None:
 
 
 def swap_last(directory: Path, records: list[Record]) -> None:
-    """Put another well-formed record in the place of the last."""
     other = chain.seal(draft(finished("c_7")), seq=4, time=records[3].time, server="s_test", prev=records[2].hash)
     replace_lines(directory, [*(record.line for record in records[:-1]), other.line])
 
@@ -351,7 +339,6 @@ def test_a_log_that_lost_records_is_not_continued(
 
 
 async def test_a_log_cut_while_in_use_is_refused(directory: Path) -> None:
-    """The running server notices before it appends."""
     async with AuditLog.open(directory, "s_1") as audit:
         await audit.append(decided())
         os.truncate(directory / LOG_NAME, 10)
@@ -370,7 +357,6 @@ async def test_a_log_removed_while_in_use_is_refused(directory: Path, name: str)
 
 
 def test_two_writers_share_one_chain(directory: Path) -> None:
-    """Each follows what the other appended, without reading anything twice."""
     first, second = LogFile(directory, "s_1"), LogFile(directory, "s_2")
     for number in range(6):
         writer = first if number % 3 else second
@@ -413,7 +399,6 @@ def test_without_the_lock_the_chain_would_fork(directory: Path, monkeypatch: pyt
 
 
 async def test_cancelling_the_caller_never_halves_a_record(directory: Path) -> None:
-    """The record is written; then the cancellation takes effect."""
     async with AuditLog.open(directory, "s_1") as audit:
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -444,7 +429,6 @@ async def test_a_disk_that_never_answers_stops_the_log_and_not_the_server(
 
 
 async def test_a_closed_log_takes_nothing(directory: Path) -> None:
-    """A call that outlives the server's log fails instead of going unrecorded."""
     async with AuditLog.open(directory, "s_1") as audit:
         pass
     with pytest.raises(AuditError, match="the log was closed"):
@@ -472,7 +456,6 @@ async def test_too_many_waiting_appends_are_refused(directory: Path, monkeypatch
 
 
 async def test_a_record_that_is_too_long_is_refused_alone(directory: Path) -> None:
-    """Its neighbours in the same moment are written."""
     async with AuditLog.open(directory, "s_1") as audit:
         with pytest.raises(AuditError, match="let the profile keep their digest alone"):
             await audit.append(decided(reason="x" * chain.MAX_LINE_BYTES))

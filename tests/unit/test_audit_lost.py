@@ -24,32 +24,26 @@ GONE = "Its server was gone before it could record an end."
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Name a directory that does not exist yet."""
     return tmp_path / "audit"
 
 
 def records(directory: Path) -> list[Record]:
-    """What is in the log."""
     return [chain.parse(line) for line in log_lines(directory)]
 
 
 def kinds(directory: Path) -> list[tuple[str, str | None]]:
-    """What is in the log, in short."""
     return [(record.kind, record.call_id) for record in records(directory)]
 
 
 def lost(directory: Path) -> list[str | None]:
-    """The calls that the log says are lost."""
     return [call for kind, call in kinds(directory) if kind == "call.lost"]
 
 
 def receipt(call: str) -> ReceiptSigned:
-    """A receipt as far as the log is concerned."""
     return ReceiptSigned(call_id=call, digest="sha256:0", key="sha256:1", envelope={})
 
 
 def started(call: str) -> SandboxStarted:
-    """The record of a sandbox."""
     return SandboxStarted(
         call_id=call, sandbox_id="s", driver="d", level="namespaces", plan_digest="", measured={}, verified=True
     )
@@ -141,7 +135,6 @@ async def test_a_disk_that_stays_full_is_told_of_by_the_next_server(
 
 
 def test_a_start_ends_the_calls_of_servers_that_are_gone(directory: Path) -> None:
-    """Each once, whichever server ran it; those that ended, were denied or belong to no call are left alone."""
     denied = decided("c_denied")
     object.__setattr__(denied, "effect", "deny")
     write(directory, decided("c_1"), decided("c_2"), started("c_2"), decided("c_3"), finished("c_3"), denied)
@@ -341,7 +334,6 @@ def test_verify_finds_a_record_that_does_not_fit_its_call(
 
 
 def test_verify_finds_that_a_lost_call_ended_too(directory: Path) -> None:
-    """Both cannot be."""
     write(directory, decided())
     write(directory, finished(), receipt("c_1"))
     assert [(problem.line, problem.kind) for problem in verify(directory).problems] == [(3, "call"), (4, "call")]
@@ -367,7 +359,6 @@ def test_verify_has_no_complaint_about_whole_lives(directory: Path) -> None:
 
 
 def test_verify_stays_small_and_accuses_nobody_it_forgot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more open calls than are remembered, an unknown end is no finding any more."""
     monkeypatch.setattr(writers, "MAX_UNDER_WAY", 2)
     living = LogFile(directory, "s_living")
     for number in range(4):

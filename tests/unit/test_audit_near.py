@@ -94,7 +94,6 @@ WHOLE = ["call.decided", "call.finished"]
 
 
 def test_an_unknown_id_has_the_segments_of_its_time_read_and_no_others(days: Days) -> None:
-    """One of eight, two at the moment where one ends; none before all; the open one for what is still to come."""
     assert days.near(days.id_at(START + 2.5 * DAY)) == ([], 1)
     assert days.near(days.id_at(START + 3 * DAY - 1)) == ([], 2)
     assert days.near("c_" + "0" * 26) == ([], 0)
@@ -117,7 +116,6 @@ def test_a_call_is_found_with_one_read_from_its_beginning_to_its_end(days: Days)
 
 
 def test_a_segment_whose_times_do_not_run_forward_may_hold_any_call(days: Days) -> None:
-    """The clock was a year ahead for a while: what was written meanwhile, and since, is found, and what came before."""
     before = days.call()
     right, days.now = days.now, days.now + 365 * DAY
     ahead = days.call()

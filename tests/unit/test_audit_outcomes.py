@@ -35,7 +35,6 @@ ASKED = EgressDecided(
 
 @pytest.fixture
 def calls(log: Path) -> Path:
-    """A log with calls whose tools failed, one that is from before records said so, and one that a stop ended."""
     write(log, begun("c_tool"), replace(finished("c_tool"), failed=True))
     write(log, begun("c_good"), replace(finished("c_good"), failed=False))
     write(log, begun("c_stop"), CallCancelled(call_id="c_stop", by="stop", elapsed_ms=1.0))

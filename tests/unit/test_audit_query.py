@@ -60,7 +60,6 @@ MEASURED = SandboxStarted(
 
 
 def begun(call_id: str, **fields: object) -> CallDecided:
-    """A decision about a call, with other fields."""
     return replace(decided(call_id), **fields)  # type: ignore[arg-type]  # of this class
 
 
@@ -92,7 +91,6 @@ EXPECTED = dict(
 
 
 def write(directory: Path, *events: Event) -> None:
-    """Append records, each by a write of its own."""
     file = LogFile(directory, "s_1")
     for event in events:
         file.commit([draft(event)])
@@ -101,7 +99,6 @@ def write(directory: Path, *events: Event) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A log with a call of every kind."""
     write(tmp_path / "audit", *(event for events in CALLS.values() for event in events))
     return tmp_path / "audit"
 
@@ -111,7 +108,6 @@ TOLD = Told(say=SAID.append, progress=lambda _done, _most: None)
 
 
 def asked(directory: Path, limit: int = 100, **filters: Any) -> QueryAnswer:
-    """Ask."""
     SAID.clear()
     return ask.ask(directory, Filters(**filters), limit, TOLD)
 
@@ -122,7 +118,6 @@ def found(directory: Path, **filters: Any) -> list[str]:
 
 
 def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
-    """One line each; every word for an outcome is one of those that can be asked for."""
     calls = asked(log).calls
     assert {call.call_id: call.outcome for call in calls} == EXPECTED
     assert [call.call_id for call in calls] == list(reversed(CALLS))
@@ -163,12 +158,10 @@ def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
     ],
 )
 def test_what_is_asked_for_is_found_and_nothing_else(log: Path, filters: dict[str, object], calls: list[str]) -> None:
-    """By each field, by several, and by a text; whatever the case of what was written."""
     assert found(log, **filters) == calls
 
 
 def test_times_bound_what_is_found(log: Path) -> None:
-    """From one, before another; a time of another zone is the same time."""
     times = {call.call_id: datetime.fromisoformat(call.time) for call in asked(log).calls}
     assert found(log, since=times["c_web"]) == ["c_web", "c_runs"]
     assert found(log, until=times["c_exit"]) == ["c_ok"]
@@ -176,7 +169,6 @@ def test_times_bound_what_is_found(log: Path) -> None:
 
 
 def test_a_limit_says_that_there_are_more(log: Path) -> None:
-    """And none where there are not."""
     assert asked(log, limit=2).more
     assert not asked(log, limit=len(CALLS)).more
     assert not asked(log, limit=1, text="evil.example").more
@@ -196,7 +188,6 @@ def test_a_query_adds_what_is_new(log: Path) -> None:
 
 
 def test_a_line_that_is_not_whole_waits(log: Path) -> None:
-    """A torn one is none; what follows its gap is found."""
     asked(log)
     with (log / LOG_NAME).open("ab") as handle:
         handle.write(log_lines(log)[0][:100])
@@ -206,7 +197,6 @@ def test_a_line_that_is_not_whole_waits(log: Path) -> None:
 
 
 def test_what_lies_in_a_gap_is_not_found(log: Path) -> None:
-    """Whole lines that a crash left are indexed like any, until a gap is recorded over them."""
     lines = log_lines(log)
     with (log / LOG_NAME).open("ab") as handle:
         handle.write(b"{torn\n" + lines[0] + b"{torn")
@@ -236,7 +226,6 @@ def test_rotation_moves_nothing_and_retention_takes_away(tmp_path: Path) -> None
 
 
 def test_a_log_put_in_place_of_another_makes_a_new_index(log: Path, tmp_path: Path) -> None:
-    """An index that does not fit the log is not believed, nor one that says too much or too little."""
     asked(log)
     write(tmp_path / "other", begun("c_other"), *(begun(f"c_{number}") for number in range(40)))
     (tmp_path / "other" / LOG_NAME).replace(log / LOG_NAME)
@@ -297,7 +286,6 @@ def _statement(statement: str) -> Callable[[Path], None]:
     ],
 )
 def test_an_index_that_lies_is_made_again(log: Path, change: Callable[[Path], None]) -> None:
-    """Missing, damaged, of another format, with other tables, or with other places: the answer is the log's."""
     assert found(log, outcomes=("denied",)) == ["c_deny"]
     change(log / index.NAME)
     assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
@@ -306,7 +294,6 @@ def test_an_index_that_lies_is_made_again(log: Path, change: Callable[[Path], No
 
 
 def test_ids_that_lie_are_made_again(log: Path) -> None:
-    """A name leads to its own call or to none."""
     asked(log)
     _statement("UPDATE calls SET call = 'c_deny' WHERE id = (SELECT max(id) FROM calls)")(log / index.NAME)
     assert ask.named(log, "c_de", TOLD) == ["c_deny"]
@@ -350,8 +337,6 @@ def test_the_index_is_its_owners_alone(log: Path) -> None:
 
 
 def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory without write permission, of another user, a full disk: the same answer, and a sentence."""
-
     def refused(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -381,7 +366,6 @@ def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: py
 
 
 def test_questions_at_the_same_time_wait_for_each_other(log: Path) -> None:
-    """Beside a server that writes: each gets an answer, and the index is one."""
     answers: list[int] = []
 
     def ask_often() -> None:
@@ -400,7 +384,6 @@ def test_questions_at_the_same_time_wait_for_each_other(log: Path) -> None:
 
 
 def test_one_that_is_held_too_long_is_not_waited_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process must not stop the others."""
     monkeypatch.setattr(index, "LOCK_WAIT_SECONDS", 0.05)
     with index.locked(log, SAID.append):
         assert len(found(log)) == len(CALLS)
@@ -408,14 +391,12 @@ def test_one_that_is_held_too_long_is_not_waited_for(log: Path, monkeypatch: pyt
 
 
 def test_without_trigrams_every_call_is_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SQLite that has none answers the same."""
     monkeypatch.setattr(index, "_TEXTS", "CREATE VIRTUAL TABLE texts USING no_such_module(text)")
     assert found(log, text="docs.python.org") == ["c_web"]
     assert found(log, text=DIGEST) == ["c_file"]
 
 
 def test_what_is_indexed_in_pieces_is_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is written at one time, and however little is remembered."""
     monkeypatch.setattr(index, "_COMMIT_BYTES", 500)
     monkeypatch.setattr(index, "_MOST_OPEN", 0)
     assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
@@ -424,7 +405,6 @@ def test_what_is_indexed_in_pieces_is_the_same(log: Path, monkeypatch: pytest.Mo
 
 
 def test_a_call_is_named_by_its_beginning_or_as_the_last(log: Path) -> None:
-    """An id that is the beginning of another is that call."""
     assert ask.named(log, "last", TOLD) == ["c_runs"]
     assert ask.named(log, "c_we", TOLD) == ["c_web"]
     assert sorted(ask.named(log, "c_f", TOLD)) == ["c_fail", "c_file"]
@@ -434,19 +414,16 @@ def test_a_call_is_named_by_its_beginning_or_as_the_last(log: Path) -> None:
 
 
 def test_records_of_a_call_are_those_between_its_ends(log: Path) -> None:
-    """The same that a search of the whole log finds."""
     for call_id in CALLS:
         assert ask.records(log, call_id, TOLD) == list(read.records_of(log, call_id))
 
 
 def run(*words: str | Path) -> tuple[int, str, str]:
-    """One command: exit code, standard output, standard error on one line."""
     done = CliRunner().invoke(main, [str(word) for word in words])
     return done.exit_code, done.stdout, " ".join(done.stderr.split())
 
 
 def test_the_command_prints_a_table_or_json(log: Path) -> None:
-    """None is an answer too; a limit is told."""
     state = log.parent
     code, out, err = run("audit", "query", "--outcome", "denied", "--outcome", "failed", "--state-dir", state)
     assert (code, err) == (0, "")
@@ -471,7 +448,6 @@ def test_the_command_prints_a_table_or_json(log: Path) -> None:
 
 
 def test_show_is_a_page_for_a_person(log: Path) -> None:
-    """In the order of the questions; hidden are only the measurements that hold."""
     state = log.parent
     differs = {"field": "seccomp", "planned": 2, "inside": 0, "verdict": "differs"}
     refused = replace(MEASURED, call_id="c_bad", verified=False, fields=({"field": "uid", "verdict": "ok"}, differs))

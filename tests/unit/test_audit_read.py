@@ -14,13 +14,11 @@ from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 
 
 def seqs(lines: list[read.LogLine]) -> list[int | None]:
-    """Return the numbers of the records, None for what is none."""
     return [None if line.record is None else line.record.seq for line in lines]
 
 
 @pytest.mark.parametrize("block", [1, 7, 600, 1 << 16])
 def test_tail_is_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Whatever the block size: no line lost, none twice; more than there are gives all, and none is no error."""
     monkeypatch.setattr(read, "_BLOCK_BYTES", block)
     fill(tmp_path / "empty", 0)
     assert read.tail(tmp_path / "empty", 10) == []
@@ -46,7 +44,6 @@ def test_one_call_is_found_among_others_and_rubbish(tmp_path: Path) -> None:
 
 
 async def test_follow_sees_what_any_process_appends(tmp_path: Path) -> None:
-    """First the last lines, then every new one, once."""
     directory = tmp_path / "audit"
     fill(directory, 4)
     async with AuditLog.open(directory, "s_2") as log, aclosing(subscription.follow(directory, 2)) as lines:

@@ -19,12 +19,10 @@ from glovebox_server.mcp.resources import MAX_SUBSCRIPTIONS, Resources, Watches
 
 
 async def drain(stream: Subscription) -> list[Record | Missed]:
-    """Return everything the stream holds until the log is closed."""
     return [item async for item in stream]
 
 
 def calls(items: list[Record | Missed]) -> list[str | None]:
-    """Return the call ids of records."""
     return [item.call_id for item in items if isinstance(item, Record)]
 
 
@@ -81,7 +79,6 @@ async def test_a_slow_reader_is_told_what_it_missed_and_delays_nobody(tmp_path: 
 
 
 async def test_a_reader_that_left_is_forgotten(tmp_path: Path) -> None:
-    """Appending after a reader closed its stream, or left its block, is no error."""
     async with AuditLog.open(tmp_path / "audit", "s_1") as log:
         async with log.subscribe() as stream:
             await stream.aclose()
@@ -107,7 +104,6 @@ ALICE, BOB = (Principal(id=f"token:{name}", transport="http") for name in ("alic
 
 
 def uri(number: int) -> str:
-    """Return the address of some call."""
     return f"audit://calls/c_{number:026d}"
 
 

@@ -120,7 +120,6 @@ def test_a_log_rewritten_with_its_head_needs_an_anchor(tmp_path: Path) -> None:
 
 
 def test_an_old_anchor_still_holds_for_a_longer_log(tmp_path: Path) -> None:
-    """Anchors stay valid for ever; the anchor of an empty log too."""
     directory = tmp_path / "audit"
     fill(directory, 2)
     anchor = read.head(directory)
@@ -140,7 +139,6 @@ def test_an_old_anchor_still_holds_for_a_longer_log(tmp_path: Path) -> None:
     ],
 )
 def test_a_head_that_says_nothing_is_a_problem(tmp_path: Path, content: bytes | None, detail: str) -> None:
-    """Without a head a cut end cannot be told, so its absence is reported."""
     directory = tmp_path / "audit"
     fill(directory, 1)
     (directory / HEAD_NAME).unlink()
@@ -164,7 +162,6 @@ def test_a_head_that_lags_behind_is_normal(tmp_path: Path) -> None:
 
 
 def test_the_report_is_bounded(tmp_path: Path) -> None:
-    """A file of rubbish gives a short report that counts the rest."""
     directory = tmp_path / "audit"
     fill(directory, 1)
     replace_lines(directory, [b"\n"] * (MAX_PROBLEMS + 50))
@@ -173,7 +170,6 @@ def test_the_report_is_bounded(tmp_path: Path) -> None:
 
 
 def test_an_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    """A sparse giant without a line feed is one foreign line."""
     directory = tmp_path / "audit"
     fill(directory, 1)
     with (directory / LOG_NAME).open("ab") as handle:

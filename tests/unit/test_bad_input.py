@@ -37,18 +37,14 @@ needs_bubblewrap = pytest.mark.driver("bubblewrap")
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Directories of one test's Glovebox."""
-
     base: Path
 
     @property
     def workspace(self) -> Path:
-        """What the tools may read."""
         return self.base / "workspace"
 
     @property
     def options(self) -> list[str]:
-        """The command line's way to name them."""
         found = []
         for option in ("workspace", "profiles", "state"):
             name = "--profiles-dir" if option == "profiles" else f"--{option}{'' if option == 'workspace' else '-dir'}"
@@ -64,7 +60,6 @@ class Home:
         return done.exit_code, json.loads(done.stdout), " ".join(done.stderr.split())
 
     def kinds(self) -> list[str]:
-        """What is in the audit log."""
         directory = self.base / "state" / "audit"
         if not directory.exists():
             return []
@@ -74,7 +69,6 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A workspace, no profiles of one's own, nothing recorded yet."""
     for name in ("workspace", "profiles"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o755)
@@ -118,7 +112,6 @@ def test_wrong_arguments_are_named_with_their_bound_and_nothing_starts(
 
 
 def test_an_unknown_tool_is_told_with_those_there_are(home: Home) -> None:
-    """Exit 2, and nothing starts."""
     code, body, _ = home.call("run_pyton", {"code": "1"})
     assert code == USAGE
     assert "Unknown tool: run_pyton" in body["error"]["message"]
@@ -241,7 +234,6 @@ def test_a_program_that_may_not_read_its_workspace_is_told_who_can_change_that(
     ],
 )
 def test_an_error_in_the_program_is_an_ordinary_result(program: str, kind: str, line: int, home: Home) -> None:
-    """Exit 1; the traceback is cut to the program's own lines."""
     code, body, _ = home.call("run_python", {"code": program})
     assert (code, body["ended"], body["exit_code"]) == (FAILED, "exited", 1)
     assert (body["error"]["kind"], body["error"]["line"]) == (kind, line)
@@ -251,7 +243,6 @@ def test_an_error_in_the_program_is_an_ordinary_result(program: str, kind: str, 
 
 @needs_bubblewrap
 def test_a_program_that_takes_too_long_is_an_ordinary_result(home: Home) -> None:
-    """Exit 1, with what it had printed."""
     program = {"code": "print('begun')\nwhile True: pass", "timeout_seconds": 1}
     code, body, _ = home.call("run_python", program)
     assert (code, body["ended"], body["exit_code"]) == (FAILED, "timed_out", None)
@@ -293,7 +284,6 @@ def test_a_docker_engine_that_is_gone_is_told_with_its_fix(home: Home, monkeypat
 
 
 def test_a_runtime_that_is_not_built_is_told_with_the_command_that_builds_it(home: Home) -> None:
-    """Exit 4."""
     _only(home, "bubblewrap")
     empty = str(home.base / "data")
     _unavailable(home, home.call("run_python", {"code": "1"}, data=empty), "runtime is not built", "glovebox setup")

@@ -20,12 +20,10 @@ from glovebox_profiles.load.loader import SHIPPED
 
 
 def series(key: str, *rounds: tuple[float, ...], unit: str = "ms") -> Series:
-    """What was measured."""
     return Series(key=key, what=key, unit=unit, rounds=rounds)
 
 
 def test_quantiles_lie_straight_between_neighbours() -> None:
-    """And the ends are the ends."""
     values = [4.0, 1.0, 3.0, 2.0]
     assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.5, 4.0]
     assert quantile([7.0], 0.99) == 7.0
@@ -34,7 +32,6 @@ def test_quantiles_lie_straight_between_neighbours() -> None:
 
 
 def test_a_series_counts_all_its_rounds() -> None:
-    """Its numbers are of all values; what is kept of a round is its median."""
     found = series("x", (1.0, 2.0, 3.0), (100.0,))
     assert (found.get("p50"), found.get("max")) == (2.5, 100.0)
     assert found.get("p95") == pytest.approx(85.45)
@@ -44,7 +41,6 @@ def test_a_series_counts_all_its_rounds() -> None:
 
 @pytest.mark.parametrize(("value", "shown"), [(0.0, 0.0), (123456.0, 123456.0), (0.0123456, 0.01235), (9.87654, 9.877)])
 def test_numbers_are_shown_with_four_digits(value: float, shown: float) -> None:
-    """Before the point nothing is lost."""
     assert rounded(value) == shown
 
 
@@ -95,14 +91,12 @@ def test_a_verdict_is_what_the_bound_says(row: Row, found: float, met: bool | No
 
 
 def test_p99_is_held_against_p99() -> None:
-    """Not against the base's median."""
     row = Row(key="r", part="latency", what="", base="b", statistic="p99", most=1)
     many = {"r": series("r", (1.0,) * 50 + (30.0,) * 50), "b": series("b", (10.0,) * 50 + (40.0,) * 50)}
     assert judge(row, many, {}).found == pytest.approx(0.75)
 
 
 def test_what_was_not_measured_is_neither_met_nor_unmet() -> None:
-    """It says why, also where only its base is missing."""
     assert judge(RATIO, {}, {"r": "no docker"}).reason == "no docker"
     half = judge(RATIO, {"r": series("r", (1.0,))}, {"b": "no interpreter"})
     assert (half.met, half.reason) == (None, "no interpreter")
@@ -110,13 +104,11 @@ def test_what_was_not_measured_is_neither_met_nor_unmet() -> None:
 
 
 def test_nothing_is_a_multiple_of_nothing() -> None:
-    """A base that came to nothing, as a rate can in a short run, is no verdict."""
     found = judge(RATIO, {"r": series("r", (1.0,)), "b": series("b", (0.0,))}, {})
     assert (found.met, found.reason) == (None, "what it is compared with came to nothing")
 
 
 def test_the_reason_is_the_first_exception_in_a_group() -> None:
-    """And a line, however long the story."""
     inner = ValueError("two\nlines " + "x" * 1000)
     reason = told(BaseExceptionGroup("unhandled", [ExceptionGroup("again", [inner])]))
     assert reason.startswith("ValueError: two lines x")
@@ -124,7 +116,6 @@ def test_the_reason_is_the_first_exception_in_a_group() -> None:
 
 
 def test_rows_are_found_by_key_and_by_pattern() -> None:
-    """A name that is nothing is an error, not an empty table that says all is well."""
     assert [row.key for row in chosen(["cold-*", "wire"])] == ["cold-bubblewrap", "cold-docker", "cold-gvisor", "wire"]
     assert chosen([]) == ROWS
     with pytest.raises(ValueError, match="no row 'prnit'"):
@@ -132,7 +123,6 @@ def test_rows_are_found_by_key_and_by_pattern() -> None:
 
 
 def test_rows_are_whole() -> None:
-    """One of each key, never two bounds, and a base exactly where something is compared."""
     assert len({row.key for row in ROWS}) == len(ROWS)
     assert [row.key for row in ROWS if (row.compare == "alone") == bool(row.base)] == []
     assert [row.key for row in ROWS if row.most is not None and row.least is not None] == []
@@ -150,13 +140,11 @@ def kept() -> dict[str, Any]:
 
 
 def table(report_: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the rows of the table by key, each by column."""
     lines = csv.DictReader(io.StringIO(report.as_csv(report_)))
     return {line["row"]: line for line in lines if line["row"] != report.MACHINE}
 
 
 def test_the_table_has_every_row_once_explained_and_its_verdict() -> None:
-    """What is not met stays visible."""
     text = report.as_csv(kept())
     lines = table(kept())
     assert list(lines) == [row.key for row in ROWS]
@@ -170,12 +158,10 @@ def test_the_table_has_every_row_once_explained_and_its_verdict() -> None:
 
 
 def test_the_table_is_what_was_kept() -> None:
-    """performance.csv shows performance.json and nothing else."""
     assert report.TABLE.read_text() == report.as_csv(report.read(report.KEPT))
 
 
 def test_a_report_is_plain_json(tmp_path: Path) -> None:
-    """It comes back as it was."""
     (tmp_path / "r.json").write_text(json.dumps(kept()))
     assert report.read(tmp_path / "r.json") == kept()
 
@@ -219,7 +205,6 @@ def test_servers_differ_from_what_is_shipped_only_as_they_should(shipped: Path, 
 
 
 def test_the_smallest_client_finds_the_end_of_an_answer() -> None:
-    """In pieces: nothing is taken before all of it is there, and nothing of the next answer."""
     data = b"4\r\nwiki\r\n3;x=y\r\nped\r\n0\r\n\r\n".replace(b";x=y", b"")
     assert clients._chunks(data) == len(data)
     assert clients._chunks(data + b"HTTP/1.1 200") == len(data)
@@ -227,7 +212,6 @@ def test_the_smallest_client_finds_the_end_of_an_answer() -> None:
 
 
 def test_an_answer_is_a_success_only_with_the_right_words() -> None:
-    """The program's output, and isolation that was verified."""
     good = json.dumps({"stdout": {"text": "1\n"}, "isolation": {"verified": True}}).encode()
     assert succeeded(good, "1\n")
     assert not succeeded(good, "2\n")
@@ -253,15 +237,12 @@ def test_a_part_that_has_moved_is_named(place: str) -> None:
 
 
 def test_no_part_that_rows_are_made_of_is_renamed() -> None:
-    """Another revision is compared by these words."""
     assert {"policy: decide", "audit: {}, on disk", "audit: last record and signed receipt, on disk"} <= {
         *spans.POINTS.values()
     }
 
 
 async def test_parts_add_up_to_the_whole() -> None:
-    """What is spent in an inner part counts there alone, and outside of a call nothing counts."""
-
     async def inner() -> None:
         await anyio.lowlevel.checkpoint()
 
@@ -284,7 +265,6 @@ async def test_parts_add_up_to_the_whole() -> None:
 
 
 def test_a_disk_takes_its_time(tmp_path: Path) -> None:
-    """As many values as asked for, and the bytes are there."""
     found = where.disk(tmp_path, 3)
     assert len(found.values) == 3
     assert min(found.values) > 0
@@ -309,7 +289,6 @@ def test_the_bare_interpreter_is_named_by_its_absolute_path() -> None:
 
 
 def test_a_bare_program_that_prints_something_else_is_no_measurement() -> None:
-    """The base is held to the same as we are."""
     python = bare.Bare(python=sys.executable, version="")
     assert python.milliseconds("print(1)", "1\n") > 0
     with pytest.raises(RuntimeError, match="printed '2"):
@@ -317,7 +296,6 @@ def test_a_bare_program_that_prints_something_else_is_no_measurement() -> None:
 
 
 def test_memory_and_processor_time_of_a_process_can_be_read() -> None:
-    """Of our own, which has both."""
     own = [int(Path("/proc/self").readlink().name)]
     assert 0 < idle.own_mib(own) <= idle.pss_mib(own) + 1
     assert sum(idle.processor_seconds(own).values()) > 0
@@ -325,7 +303,6 @@ def test_memory_and_processor_time_of_a_process_can_be_read() -> None:
 
 
 def test_the_picture_is_of_what_was_measured() -> None:
-    """A program that compiles, with the numbers in it; none where there are none."""
     code = plot.program(kept(), ("docker-run",))
     compile(code, "plot", "exec")
     assert '"bare"' in code
@@ -333,5 +310,4 @@ def test_the_picture_is_of_what_was_measured() -> None:
 
 
 def test_a_verdict_as_json_has_what_the_page_needs() -> None:
-    """Also where nothing was measured."""
     assert Verdict(row=RATIO, reason="why").as_json()["found"] is None

@@ -25,22 +25,18 @@ NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0, 1.008, 0.992)
 
 
 def series(key: str, values: Sequence[float]) -> Series:
-    """One value a round."""
     return Series(key=key, what=key, unit="ms", rounds=tuple((each,) for each in values))
 
 
 def between(here: Sequence[float], there: Sequence[float], row: Row = TIMED) -> Contrast:
-    """What came of a row."""
     return contrast(row, {"r here": series("r here", here), "r there": series("r there", there)}, {})
 
 
 def scaled(by: float, noise: Sequence[float] = NOISE) -> list[float]:
-    """Rounds about ten times this."""
     return [10 * by * each for each in noise]
 
 
 def test_a_fifth_slower_fails() -> None:
-    """Whole interval above the bound."""
     found = between(scaled(1.2, NOISE[::-1]), scaled(1.0))
     assert found.interval is not None
     assert found.interval.low > SLOWER
@@ -65,7 +61,6 @@ def test_an_interval_that_straddles_the_bound_passes() -> None:
 
 
 def test_less_of_a_rate_is_slower() -> None:
-    """And more of it is better."""
     assert between(scaled(0.8), scaled(1.0), RATE).slower
     more = between(scaled(1.2), scaled(1.0), RATE)
     assert (more.slower, more.verdict) == (False, "better")
@@ -89,7 +84,6 @@ def test_the_slowest_are_compared_with_the_slowest() -> None:
 
 
 def test_what_is_finer_than_can_be_measured_is_no_difference() -> None:
-    """A ready sandbox that uses a thousandth of nothing, twice as much of it, and none at all."""
     row = next(row for row in ROWS if row.key == "idle-bubblewrap")
     low, high = row.floor / 4, row.floor / 2
     values = {f"{row.key} here": series("", [high] * 3), f"{row.key} there": series("", [low, 0.0, low])}
@@ -100,14 +94,12 @@ def test_what_is_finer_than_can_be_measured_is_no_difference() -> None:
 
 
 def test_nothing_without_a_floor_is_not_measured() -> None:
-    """There is no ratio to it."""
     found = between([1.0] * 8, [0.0] * 8)
     assert "came to nothing" in found.reason
     assert code([found]) == EXIT_UNMEASURED
 
 
 def test_what_was_not_measured_has_its_side_and_reason_and_a_code() -> None:
-    """Below that of a row that is slower; a run of no rows says nothing, too."""
     missing = contrast(TIMED, {"r here": series("", [1.0])}, {"r there": "it broke"})
     assert (missing.verdict, missing.reason) == ("not measured", "r there: it broke")
     assert contrast(TIMED, {}, {"r": "no docker"}).reason == "r here: no docker"
@@ -118,7 +110,6 @@ def test_what_was_not_measured_has_its_side_and_reason_and_a_code() -> None:
 
 
 def test_the_table_names_what_is_slower_and_what_is_not_measured() -> None:
-    """In its last lines."""
     rows = [Row(key=key, part="wire", what="", compare="alone") for key in ("fast", "slow", "gone")]
     values = {
         f"{key} {side}": series("", scaled(by))
@@ -135,7 +126,6 @@ def test_the_table_names_what_is_slower_and_what_is_not_measured() -> None:
 
 
 def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
-    """All rows but the peers, the disk, and a count that ought to be none; each once."""
     keys = [row.key for row in BETWEEN]
     left = {row.key for row in ROWS} - set(keys)
     assert left == {"docker-run", "sandbox-runtime", "llm-sandbox", "mcp-run-python", "disk", "burst-lost"}
@@ -148,7 +138,6 @@ def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
 
 
 def test_a_row_knows_its_driver() -> None:
-    """By which a run is narrowed down."""
     found = {row.key: row.driver for row in BETWEEN}
     assert (found["print-p50"], found["cold-docker-pandas-p50"], found["idle-gvisor"]) == (
         "bubblewrap", "docker", "gvisor",
@@ -184,7 +173,6 @@ async def test_sides_take_turns_call_by_call() -> None:
 
 
 def test_code_of_the_other_side_is_an_error() -> None:
-    """As is code that is not found; a folder without an __init__ of the own side is not."""
     root = Path("/there")
     good = {"server": ["/there/server/__init__.py"], "tests": ["/there/tests"]}
     assert sides.strays(good, root, ["server"]) == []
@@ -225,7 +213,6 @@ def test_a_side_that_would_import_the_others_code_is_refused(tmp_path: Path) -> 
 
 
 def test_a_layout_that_nobody_knows_is_said(tmp_path: Path) -> None:
-    """And this clone's is known."""
     with pytest.raises(NoRevisionError, match="say how it starts"):
         _ = Side(root=tmp_path).layout
     assert sides.OURS.command("serve")[1:] == ["-m", "glovebox_server", "serve"]

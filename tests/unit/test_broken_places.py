@@ -51,7 +51,6 @@ def test_a_disk_that_takes_nothing_is_told(command: str, disk: str, tmp_path: Pa
 
 
 def test_tokens_that_cannot_be_read_are_told(tmp_path: Path) -> None:
-    """Exit 4, with the file; nothing listens."""
     tokens = tmp_path / "state/tokens"
     tokens.parent.mkdir(mode=0o700)
     tokens.mkdir(mode=0o700)
@@ -70,7 +69,6 @@ def test_tokens_that_cannot_be_read_are_told(tmp_path: Path) -> None:
 
 
 def test_a_token_of_a_role_that_there_is_not_is_told(tmp_path: Path) -> None:
-    """Exit 4, with the file, the role and what to do; nothing listens."""
     tokens = tmp_path / "state/tokens"
     tokens.parent.mkdir(mode=0o700)
     tokens.mkdir(mode=0o700)
@@ -89,7 +87,6 @@ def test_a_token_of_a_role_that_there_is_not_is_told(tmp_path: Path) -> None:
     [("http://id.example", "has no TLS"), ("https://127.0.0.1:1", "for its keys"), ("id.example", "no URL")],
 )
 def test_an_issuer_that_cannot_be_used_is_told(issuer: str, why: str, tmp_path: Path) -> None:
-    """Exit 4, with the issuer and what to do; nothing listens."""
     served = ["serve", "--transport", "http", "--port", "0", "--state-dir", str(tmp_path / "state")]
     code, told = ended([*served, "--oauth-issuer", issuer], tmp_path)
     assert code == UNAVAILABLE, told
@@ -99,7 +96,6 @@ def test_an_issuer_that_cannot_be_used_is_told(issuer: str, why: str, tmp_path: 
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
-    """Exit 4, with the address and what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, told = ended(["serve", "--transport", "http", "--port", port], tmp_path)

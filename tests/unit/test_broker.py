@@ -81,15 +81,12 @@ class Recorder:
         return records
 
     def lose(self, call_id: str, reason: str) -> None:
-        """Remember it."""
         self.lost[call_id] = reason
 
     def kinds(self) -> list[str]:
-        """What was recorded."""
         return [event.kind for event in self.events]
 
     def last_words(self) -> list[Any]:
-        """Records that end a call."""
         return [event for event in self.events if not isinstance(event, Draft) and event.ends_call]
 
 
@@ -123,7 +120,6 @@ class Driver:
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator["Driver.Sandbox"]:
-        """One sandbox."""
         self.opened += 1
         self.plans.append(plan)
         name = f"s{self.opened}"
@@ -147,20 +143,16 @@ class Driver:
 
     @asynccontextmanager
     async def source(self, plan: Plan) -> AsyncIterator[Source]:
-        """Starts them the same way."""
         if not self.prepares:
             raise SandboxError("Preparing", "this test wants them cold", "")
         yield Source(open=lambda: self.open(plan), bytes_each=1)
 
     class Sandbox(Weightless):
-        """A live one."""
-
         def __init__(self, driver: "Driver", channel: Channel, name: str) -> None:
             self.id = name
             self.driver, self.channel = driver, channel
 
         async def guest(self) -> None:
-            """Be the guest."""
             guest = Guest(self.channel)
             try:
                 await guest.say(guest.wire.message("ready", self.driver.measured))
@@ -175,37 +167,30 @@ class Driver:
                 pass
 
         async def host_view(self) -> HostView:
-            """There is no process to look at."""
             return unseen("it is a task of the test")
 
         async def kill(self) -> None:
-            """Close its end."""
             await self.channel.aclose()
 
         def cpu_seconds(self) -> None:
             """Nothing counts it."""
 
         async def stats(self) -> SandboxStats:
-            """Nothing is known."""
             return SandboxStats()
 
 
 @dataclass
 class Scene:
-    """A broker and what it works with."""
-
     broker: Broker
     guards: GuardSet
     audit: Recorder
     driver: Driver
 
     def guarded(self, **changes: Any) -> "Scene":
-        """Return the same scene with other guards."""
         guards = replace(self.guards, **changes)
         return replace(self, guards=guards, broker=replace(self.broker, guards=guards, sandboxes=guards.sandboxes))
 
     async def call(self, **arguments: Any) -> CallResult:
-        """One call of ``run_python``."""
         who, given = Principal(id="local:1", transport="cli"), {**ARGUMENTS, **arguments}
         return await self.broker.submit(who, "run_python", given, Heard(), call_id="c_" + "0" * 26)
 
@@ -289,7 +274,6 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
 
 
 async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox_without(scene: Scene) -> None:
-    """By a plan of its own, with a queue of its own."""
     scene.driver.prepares = True
     queues = scene.broker.sandboxes.pool._queues
     for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
@@ -298,7 +282,6 @@ async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox
 
 
 async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene: Scene) -> None:
-    """Its sandbox is started for it, whatever its profile says."""
     scene.driver.prepares = True
     alone = scene.guarded(sandboxes=replace(scene.broker.sandboxes, prewarm=False))
     await alone.call(code="import pandas")
@@ -416,8 +399,6 @@ async def test_our_own_failures_are_the_calls_last_word(
 
 
 async def test_a_guest_that_breaks_the_wire_is_a_failed_call(scene: Scene) -> None:
-    """Not an internal error, and not a program's outcome."""
-
     async def script(guest: Guest) -> None:
         await guest.say(b"\xff" * 20)
         await anyio.sleep_forever()
@@ -456,7 +437,6 @@ async def test_isolation_that_is_not_as_planned_runs_nothing(scene: Scene) -> No
 
 
 async def test_a_refused_call_starts_nothing(scene: Scene) -> None:
-    """One record, which decides and ends it."""
     result = await scene.call(timeout_seconds=599.0)
     assert result.failed
     assert result.structured["refused"]["rule"] == "limits.wall_seconds"
@@ -465,7 +445,6 @@ async def test_a_refused_call_starts_nothing(scene: Scene) -> None:
 
 
 async def test_an_unknown_input_is_a_refusal(scene: Scene) -> None:
-    """Decided on the record, in the words for every artifact that is not the caller's."""
     result = await scene.call(inputs=("artifact://" + "0" * 26,))
     assert result.structured["refused"]["rule"] == "artifacts.unknown"
     assert scene.driver.opened == 0
@@ -484,7 +463,6 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
 
 
 async def test_a_tool_without_a_profile_may_do_nothing(scene: Scene) -> None:
-    """Refused on the record."""
     rights = Rights(profiles=ProfileSet({}, {}), workspace=None)
     empty = scene.guarded(rights_of=lambda _: rights).broker
     result = await replace(scene, broker=empty).call()

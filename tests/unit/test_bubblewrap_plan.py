@@ -22,7 +22,6 @@ def plan(spec: SandboxSpec = SPEC) -> Plan:
 
 
 def test_the_plan_is_exactly_the_golden_one() -> None:
-    """Every argument of bwrap is in the golden file; a change of it shows in review."""
     found = json.loads(json.dumps(plan().action))
     # Of the policy's content, which changes with it.
     found.pop("seccomp")

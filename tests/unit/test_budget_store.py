@@ -32,23 +32,18 @@ WORST = {"calls": 1, "failures": 1, "wall_seconds": 10_000, "cpu_seconds": 5_000
 
 
 class Kept:
-    """An open store at a time of the test's."""
-
     def __init__(self, kept: Database) -> None:
         self.kept = kept
         self.passed = 0
         self.calls = 0
 
     def clocks(self) -> Clocks:
-        """What they show."""
         return Clocks(wall=NOW + self.passed, boot="a", since_boot=self.passed)
 
     def do(self, work: Callable[..., T], **given: Any) -> T:
-        """One transaction."""
         return self.kept.transact_now(lambda connection: work(Ledger(connection, self.clocks()), **given))
 
     def reserve(self, *budgets: Budget, spender: Spender = ME, worst: Amounts = WORST) -> ReservationRequest | Refusal:
-        """One call's."""
         self.calls += 1
         asked = ReservationRequest(
             call_id=f"c_{self.calls}", spender=spender, lines=lines_of(budgets, spender), worst=worst
@@ -57,7 +52,6 @@ class Kept:
         return found if isinstance(found, Refusal) else asked
 
     def settle(self, asked: ReservationRequest | Refusal, **spent: int) -> None:
-        """Its end."""
         assert isinstance(asked, ReservationRequest)
         self.do(Ledger.settle, call_id=asked.call_id, spent={"calls": 1, **spent})
 
@@ -69,7 +63,6 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
-    """A store."""
     with database.opened(tmp_path / "governance" / store.NAME, store.SCHEMA) as found:
         yield Kept(found)
 
@@ -77,12 +70,10 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 def budget(
     name: str = "b", *, per: Any = "principal", every: Any = "hour", tool: str | None = None, **of: Any
 ) -> Budget:
-    """One of a policy."""
     return Budget(name=name, per=per, every=every, tool=tool, **of)
 
 
 def test_a_budget_is_spent_and_refills(kept: Kept) -> None:
-    """Ten calls, not eleven; the next hour has ten more. A refusal spends nothing."""
     ten = budget(calls=10)
     for _ in range(10):
         kept.settle(kept.reserve(ten))
@@ -96,7 +87,6 @@ def test_a_budget_is_spent_and_refills(kept: Kept) -> None:
 
 
 def test_a_refusal_names_the_budget_and_what_is_left_of_the_others_and_when_it_refills(kept: Kept) -> None:
-    """All of it, so that a model need not ask again."""
     few, more = budget("calls-an-hour", calls=1), budget("cpu-a-day", every="day", cpu_seconds=60)
     kept.settle(kept.reserve(few, more), cpu_seconds=1_500)
     kept.passed = 50 * 60_000
@@ -110,7 +100,6 @@ def test_a_refusal_names_the_budget_and_what_is_left_of_the_others_and_when_it_r
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_where_one_budget_refuses_nothing_is_taken_of_another(kept: Kept, order: int) -> None:
-    """Whichever is asked first."""
     both = [budget("one", calls=1), budget("many", calls=100)][::order]
     kept.settle(kept.reserve(*both))
     assert isinstance(kept.reserve(*both), Refusal)
@@ -158,7 +147,6 @@ def test_what_a_call_cannot_spend_refuses_it_not(kept: Kept) -> None:
      ("workflow", {"principal", "run", "tool"})],
 )  # fmt: skip
 def test_each_has_a_budget_of_its_own(per: str, shared: set[str], kept: Kept) -> None:
-    """Of one run, principal, workflow or tool: whoever differs in something else shares it."""
     one = budget(per=per, calls=1)
     mine = replace(ME, workflow="release")
     kept.settle(kept.reserve(one, spender=mine))
@@ -191,7 +179,6 @@ def test_a_call_that_has_taken_something_takes_nothing_more_before_it_is_settled
 
 
 def test_a_new_run_has_not_the_principals_budget_anew(kept: Kept) -> None:
-    """Only its own."""
     own, all_ = budget("run", per="run", every="run", calls=2), budget("all", calls=3)
     for _ in range(2):
         kept.settle(kept.reserve(own, all_))
@@ -204,7 +191,6 @@ def test_a_new_run_has_not_the_principals_budget_anew(kept: Kept) -> None:
 
 
 def test_a_runs_budget_does_not_refill_and_says_so(kept: Kept) -> None:
-    """Days later, as long as it goes on now and then."""
     own = budget(per="run", every="run", calls=3)
     for _ in range(3):
         kept.settle(kept.reserve(own))
@@ -216,7 +202,6 @@ def test_a_runs_budget_does_not_refill_and_says_so(kept: Kept) -> None:
 
 
 def test_a_budget_of_one_tool_counts_that_tool(kept: Kept) -> None:
-    """The others neither spend it nor are refused by it."""
     reads = budget(tool="read_workspace_file", calls=1)
     kept.settle(kept.reserve(reads))
     reading = Spender(principal=ME.principal, run=ME.run, workflow="", tool="read_workspace_file")
@@ -235,7 +220,6 @@ def test_settling_twice_counts_once(kept: Kept) -> None:
 
 
 def test_a_window_that_is_over_when_a_call_ends_is_left_alone(kept: Kept) -> None:
-    """Its call counts where it began."""
     ten = budget(every="minute", calls=10)
     asked = kept.reserve(ten)
     kept.passed = 120_000
@@ -259,7 +243,6 @@ def test_calls_of_a_dead_server_stay_spent(kept: Kept) -> None:
 
 
 def test_little_is_less_than_a_fifth(kept: Kept) -> None:
-    """Of each thing that a budget bounds, by itself."""
     found = kept.do(
         Ledger.reserve,
         server="s",
@@ -319,7 +302,6 @@ def test_each_window_has_what_its_own_calls_spent(steps: list[tuple[str, int]]) 
 
 
 def test_old_usage_is_kept_by_the_day_and_then_not_at_all(kept: Kept) -> None:
-    """The sums stay the same until then."""
     for _ in range(3):
         kept.settle(kept.reserve(), wall_seconds=5)
         kept.passed += HOUR
@@ -368,7 +350,6 @@ def _racer(directory: Path, number: int, times: int, *more: str) -> subprocess.P
 
 
 def test_a_race_of_sixty_four_for_ten_spends_ten(tmp_path: Path) -> None:
-    """In four processes, sixteen each."""
     directory = tmp_path / "governance"
     running = [_racer(directory, number, 16) for number in range(4)]
     for each in running:
@@ -380,5 +361,4 @@ def test_a_race_of_sixty_four_for_ten_spends_ten(tmp_path: Path) -> None:
 
 
 def test_names_of_what_is_spent_are_columns() -> None:
-    """One for each, in both tables."""
     assert all(f"{name} INTEGER NOT NULL" in store.SCHEMA for name in SPENDING)

@@ -12,7 +12,6 @@ EVERY: st.SearchStrategy[Every] = st.sampled_from(["minute", "hour", "day"])
 
 
 def clocks(wall: int = NOW, since_boot: int = 1_000, boot: str = "a") -> Clocks:
-    """What they show."""
     return Clocks(wall=wall, boot=boot, since_boot=since_boot)
 
 
@@ -26,7 +25,6 @@ def test_windows_lie_side_by_side(every: Every, time: int) -> None:
 
 
 def test_windows_begin_on_the_hour() -> None:
-    """In UTC; a run's window is always the same."""
     assert window("hour", 3 * HOUR + 5)[0] == 3 * HOUR
     assert window("day", 3 * DAY + 5 * HOUR)[0] == 3 * DAY
     assert window("run", 7)[0] == window("run", NOW)[0] == 0
@@ -76,7 +74,6 @@ def test_a_container_with_a_later_boot_time_clock_does_not_turn_time_back() -> N
 
 
 def test_the_clocks_of_this_machine_can_be_read() -> None:
-    """Twice the same boot, and time goes on."""
     one, two = read_clocks(), read_clocks()
     assert one.boot == two.boot
     assert one.since_boot <= two.since_boot

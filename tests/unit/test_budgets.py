@@ -37,19 +37,15 @@ ME = Principal(id="token:a", transport="http")
 
 @dataclass
 class Spending:
-    """A broker whose callers have budgets."""
-
     scene: Scene
     budgets: Budgets
     state_dir: Path
 
     async def call(self, principal: Principal = ME, run: str = "r_1", **arguments: Any) -> CallResult:
-        """One call of ``run_python``."""
         given = {**ARGUMENTS, **arguments}
         return await self.scene.broker.submit(principal, "run_python", given, Heard(), run=run)
 
     async def left(self, principal: Principal = ME, run: str = "r_1") -> dict[str, float]:
-        """What a caller's resource says."""
         rights = self.scene.guards.rights_of(principal)
         return {f"{each.budget} {each.what}": each.left for each in await self.budgets.left(principal, run, rights)}
 
@@ -58,7 +54,6 @@ class Spending:
 async def spending(
     scene: Scene, tmp_path: Path, *budgets: Budget, rates: tuple[Rate, ...] = ()
 ) -> AsyncIterator[Spending]:
-    """The same broker with these."""
     async with budgeting.opened(tmp_path) as found:
         rights = replace(scene.guards.rights_of(ME), budgets=budgets, rates=rates)
         yield Spending(scene.guarded(rights_of=lambda _: rights, budgets=found), found, tmp_path)
@@ -70,13 +65,11 @@ def budget(name: str = "b", **of: Any) -> Budget:
 
 
 def refused(result: CallResult) -> str | None:
-    """The rule that refused a call."""
     found = result.structured.get("refused")
     return found and str(found["rule"])
 
 
 async def test_a_spent_budget_refuses_on_record_and_starts_nothing(scene: Scene, tmp_path: Path) -> None:
-    """Of two tenants only the one that spent its own; a refusal spends nothing."""
     async with spending(scene, tmp_path, budget(calls=2)) as spent:
         results = [await spent.call() for _ in range(4)]
         assert [refused(each) for each in results] == [None, None, "budget.b", "budget.b"]
@@ -101,7 +94,6 @@ async def test_what_is_left_is_told_when_it_is_little(scene: Scene, tmp_path: Pa
 
 
 async def test_what_a_call_spent_is_counted_and_the_rest_given_back(scene: Scene, tmp_path: Path) -> None:
-    """Its file, its words, and the seconds that it took rather than those it might have."""
     every = budget(calls=9, failures=9, wall_seconds=900, disclosed_bytes=10**6, artifacts=99)
     async with spending(scene, tmp_path, every) as spent:
         before = await spent.left()
@@ -248,7 +240,6 @@ async def test_a_call_whose_sandbox_died_counts_the_most_that_it_could_have_told
 async def test_a_call_that_breaks_off_counts_no_more_seconds_than_it_had(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it waited for its sandbox."""
     scene.driver.problem = RuntimeError("no sandbox")
     times = count(anyio.current_time(), 5_000)
     monkeypatch.setattr(anyio, "current_time", lambda: next(times))
@@ -262,7 +253,6 @@ async def test_a_call_that_breaks_off_counts_no_more_seconds_than_it_had(
 
 
 async def test_a_call_that_could_not_start_tells_nothing(scene: Scene, tmp_path: Path) -> None:
-    """It counts as a call and as a failure."""
     scene.driver.problem = RuntimeError("no sandbox")
     async with spending(scene, tmp_path, budget(calls=9, failures=9, disclosed_bytes=10**9, artifacts=9)) as spent:
         with pytest.raises(RuntimeError, match="no sandbox"):
@@ -382,7 +372,6 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
 
 
 async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> None:
-    """Counted before each connection; other hosts have none."""
     rates = (Rate(host="*.example.org", connections=2, every="minute"),)
     async with spending(scene, tmp_path, rates=rates) as spent:
         rights = spent.scene.guards.rights_of(ME)
@@ -405,7 +394,6 @@ async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> Non
 
 
 async def _reservation(spent: Spending, rights: Any) -> Reservation:
-    """That of one call under way."""
     seen: list[Reservation] = []
     budgets = spent.budgets
     whole = budgets.reserved

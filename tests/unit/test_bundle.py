@@ -37,7 +37,6 @@ OURS, THEIRS = "r_" + "0" * 26, "r_" + "1" * 26
 
 
 def record(log: LogFile, event: Any, run: str, principal: str = "token:ours") -> None:
-    """One record of a run."""
     governed = {"policy_digest": "sha256:" + "d" * 64} if isinstance(event, CallDecided) else {}
     log.commit([draft(replace(event, run=run, principal=principal, **governed))])
 
@@ -59,7 +58,6 @@ def directory(tmp_path: Path) -> Path:
 
 
 def made(directory: Path, of: str = "run", identity: str = OURS) -> bytes:
-    """A bundle."""
     return make(directory, of, identity, lambda: ({}, {}))
 
 
@@ -72,7 +70,6 @@ def forged(content: bytes, change: Callable[[Any], None]) -> bytes:
 
 
 def test_a_run_is_shown_whole_and_nobody_elses(directory: Path) -> None:
-    """Byte for byte its records, in all segments; of the other run there are only hashes."""
     content = made(directory)
     found = verify(content, segments.KEYS).evidence
     assert [each.call_id for each in found.records] == ["c_0", "c_0", "c_2", "c_2"]
@@ -338,7 +335,6 @@ def test_a_seal_that_counts_wrongly_is_found(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 8, 13])
 def test_every_name_is_counted_or_shown_to_be_absent(size: int) -> None:
-    """Whatever the size of the tree, and wherever the name would lie; another's leaves show neither."""
     contents = Contents()
     for number in range(size):
         for _ in range(number + 1):

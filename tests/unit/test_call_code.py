@@ -13,7 +13,6 @@ PROGRAM = "print('höhe')\n# \"quoted\" \\n\n"
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """What would be called: arguments and program."""
     made: list[tuple[str, str | None]] = []
 
     async def make_call(_settings: object, _tool: str, arguments: str, program: str | None, **_: object) -> int:
@@ -25,7 +24,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
 
 
 def run(*words: str | Path, read: str | bytes = "") -> tuple[int, str]:
-    """One command: exit code, and standard error on one line."""
     done = CliRunner().invoke(main, ["call", "run_python", *map(str, words)], input=read)
     return done.exit_code, " ".join(done.stderr.split())
 
@@ -68,7 +66,6 @@ def test_the_mark_of_an_editor_is_no_part_of_a_program(calls: list[tuple[str, st
 def test_what_is_no_program_is_refused(
     calls: list[tuple[str, str | None]], tmp_path: Path, words: tuple[str, ...], read: bytes, said: str
 ) -> None:
-    """In a sentence that names the option; nothing is called."""
     (tmp_path / "FILE").write_text("1")
     (tmp_path / "BAD").write_bytes(b"1\xff")
     placed = [str(tmp_path / word) if word in {"FILE", "BAD"} else word for word in words]
@@ -90,7 +87,6 @@ def test_what_is_no_program_is_refused(
     ],
 )
 def test_a_program_that_has_no_place_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    """Two programs, a tool that takes none, and no tool: exit 2, and nothing is recorded of a call."""
     (tmp_path / "served").mkdir()
     places = [f"--{name}-dir={tmp_path / name}" for name in ("state", "data")]
     done = CliRunner().invoke(main, [*words, *places, f"--workspace={tmp_path / 'served'}"])

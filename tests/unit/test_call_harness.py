@@ -32,7 +32,6 @@ async def call_harness() -> AsyncIterator[CallHarness]:
 
 
 def a_case(**more: Any) -> CallCase:
-    """A program that prints and writes one file."""
     fields = {
         "id": "call-x", "claim": "X.", "seeds": ("M8",), "proves": ("GB-LIFE-4",),
         "arguments": {"code": "print('out')\nopen('/output/a.txt', 'w').write('one')"},
@@ -119,7 +118,6 @@ async def test_a_changed_host_and_a_shared_artifact_are_noticed(monkeypatch: pyt
 
 @pytest.mark.driver("bubblewrap")
 async def test_records_that_are_not_there_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that ended without its last record, or began without its first."""
     lost = "call.finished"
 
     def some(directory: Path, call_id: str) -> Any:
@@ -167,7 +165,6 @@ def test_a_misspelt_expectation_of_an_earlier_call_is_named(tmp_path: Path) -> N
 
 
 def test_there_are_enough_cases_and_each_is_a_sentence() -> None:
-    """With those of sandboxes more than 120; the checklist of agents' runtimes is in them by name."""
     ids = {each.id for each in CASES}
     assert all(each.claim.endswith(".") for each in CASES)
     assert ids >= {

@@ -47,16 +47,13 @@ class Proposals:
         self.scans = self.puts = 0
 
     async def proposed(self, *_: object) -> Proposed:
-        """Work nothing out."""
         return Proposed(planned=cast("Any", SimpleNamespace()), shown="changes", folder="/x")
 
     async def scanned(self, proposed: Proposed, *_: object) -> Proposed:
-        """Count a scan."""
         self.scans += 1
         return proposed
 
     async def put(self, *_: object) -> Outcome:
-        """Count a change."""
         self.puts += 1
         value = {"promotion": "p_1", "digest": "d", "files": []}
         return Outcome(
@@ -74,7 +71,6 @@ class Yes(Approvals):
         self._meanwhile = meanwhile
 
     async def consult(self, now: Attempt, _settled: object) -> Any:
-        """Say yes, once something has happened."""
         with anyio.CancelScope(shield=True):
             await self._meanwhile()
         return replace(now.decision, effect="allow", rule="approval.ask", approval="a_1", approved_by=("local:0",))
@@ -82,7 +78,6 @@ class Yes(Approvals):
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path) -> Path:
-    """A state directory."""
     (tmp_path / "state").mkdir()
     return tmp_path / "state"
 
@@ -101,7 +96,6 @@ async def proposing(scene: Scene, tmp_path: Path) -> Scene:
 
 
 async def propose(scene: Scene) -> Any:
-    """Propose one file."""
     uri = (await keep(scene.broker.artifacts, "a.txt", b"a", principal=ME)).uri
     arguments = {"inputs": [uri], "into": "x", "apply": False}
     return await scene.broker.submit(ME, "propose_changes", arguments, Heard())

@@ -34,7 +34,6 @@ TABLE = ROOT / "docs/use/capabilities.csv"
 
 
 def documented() -> list[str]:
-    """Return the fields of the table, which is the manifest's schema."""
     with TABLE.open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert all(row["type"] and row["what"] for row in rows)
@@ -42,7 +41,6 @@ def documented() -> list[str]:
 
 
 def paths(value: Any, prefix: str = "") -> Iterator[str]:
-    """Return every field of a manifest, as docs/use/capabilities.csv writes it; of a list, those of its first."""
     for name, inner in value.items():
         path = f"{prefix}{name}"
         if path == "tools[].limits":
@@ -64,7 +62,6 @@ def _profile(feature: Feature) -> str:
 
 
 def found_feature(key: str, value: str) -> Feature:
-    """The feature of this key and value."""
     return next(each for each in FEATURES if (each.key, each.value) == (key, value))
 
 
@@ -96,15 +93,12 @@ class Nothing(registry.Drivers):
         pass
 
     async def get(self, _name: str) -> Any:
-        """A driver that misses something, which lies somewhere on this host."""
-
         class Driver:
             capabilities = CAPABILITIES
 
         return Driver()
 
     async def choose(self, _names: tuple[str, ...], _spec: Any, _waits: Any = None) -> Any:
-        """Refuse, with a place of the host in the words."""
         raise UnsupportedSpecError("isolation", "nothing works, see /etc/secret-place", "Fix it.")
 
 
@@ -157,7 +151,6 @@ def test_the_command_tells_what_calls_get_here(tmp_path: Path) -> None:
 
 
 def test_a_wrong_profile_ends_the_command_with_its_line(tmp_path: Path) -> None:
-    """Exit code 2, as everywhere."""
     (tmp_path / "run_python.toml").write_text(_profile(found_feature("network.mode", "proxied")))
     result = CliRunner().invoke(main, ["capabilities", "--profiles-dir", str(tmp_path)])
     assert result.exit_code == 2
@@ -166,7 +159,6 @@ def test_a_wrong_profile_ends_the_command_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_the_manifest_is_a_resource(era: Any, tmp_path: Path) -> None:
-    """Listed and read by its address, in both protocol eras."""
     async with served(tmp_path, "stdio") as server, server.client("stdio", era) as client:
         listed = (await client.list_resources()).resources
         assert [str(each.uri) for each in listed] == [capabilities.CAPABILITIES_URI, "glovebox://budget"]

@@ -6,7 +6,6 @@ from glovebox_sandboxes.session.run import HeadAndTail
 
 
 def captured(limit: int, *chunks: bytes) -> tuple[str, int, int]:
-    """Text, total and dropped bytes after these chunks."""
     kept = HeadAndTail(limit)
     for chunk in chunks:
         kept.feed(chunk)
@@ -15,7 +14,6 @@ def captured(limit: int, *chunks: bytes) -> tuple[str, int, int]:
 
 
 def test_what_fits_is_kept_whole() -> None:
-    """Up to the limit, also a character that lies across the middle."""
     assert captured(10) == ("", 0, 0)
     assert captured(10, b"0123456789") == ("0123456789", 10, 0)
     assert captured(4, b"a\xc3", b"\xa9b") == ("aéb", 4, 0)
@@ -23,19 +21,16 @@ def test_what_fits_is_kept_whole() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 7, 20])
 def test_the_gap_is_counted_exactly(size: int) -> None:
-    """However the bytes arrive."""
     data = b"abcdefghijklmnopqrst"
     chunks = [data[at : at + size] for at in range(0, 20, size)]
     assert captured(6, *chunks) == ("abc\n[… 14 bytes left out …]\nrst", 20, 14)
 
 
 def test_one_byte_too_many_is_a_gap_of_one() -> None:
-    """The nearest case to one without a gap."""
     assert captured(4, b"abcde") == ("ab\n[… 1 bytes left out …]\nde", 5, 1)
 
 
 def test_bytes_that_are_no_text_become_replacement_characters() -> None:
-    """A program may print anything."""
     assert captured(10, b"\xff\x00a") == ("\ufffd\x00a", 3, 0)
     assert captured(4, b"\xc3\xa9\xc3\xa9\xc3") == ("é\n[… 1 bytes left out …]\n\ufffd\ufffd", 5, 1)
 

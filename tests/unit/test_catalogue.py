@@ -28,7 +28,6 @@ def _json() -> str:
 
 
 def test_the_whole_list_is_small() -> None:
-    """Every schema, description and hint of every tool together."""
     size = len(_json().encode())
     assert size < MAX_BYTES
     assert size / 4 < MAX_TOKENS
@@ -137,7 +136,6 @@ def test_a_description_says_what_the_profile_grants(tool: str, changes: list[str
 
 
 def test_a_description_is_short_whatever_the_profile_allows() -> None:
-    """Of many hosts the first are named, and the others counted."""
     hosts = ", ".join(f'{{ host = "host-{number}.example.org" }}' for number in range(100))
     network = "network.mode=egress", f"network.allow=[{hosts}]"
     text = described("run_python", *network, "approval=ask", "files.workspace=overlay")

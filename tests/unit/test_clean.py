@@ -25,7 +25,6 @@ DAYS = 3
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A state directory."""
     place = tmp_path / "state"
     place.mkdir(mode=0o700)
     return place
@@ -33,7 +32,6 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data directory with the guest of this version."""
     place = tmp_path / "data"
     (place / "guest-now").mkdir(parents=True)
     now = SimpleNamespace(directories=(place / "runtime-now", place / "guest-now"))
@@ -42,7 +40,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(state: Path, data: Path, *options: str, days: float | None = None, mib: int | None = None) -> dict[str, object]:
-    """Run the command and return what it says."""
     env = {"GLOVEBOX_AUDIT_KEEP_DAYS": days, "GLOVEBOX_AUDIT_KEEP_MIB": mib}
     asked = ["clean", "--json", "--state-dir", str(state), "--data-dir", str(data), *options]
     done = CliRunner().invoke(main, asked, env={name: str(value) for name, value in env.items() if value is not None})
@@ -52,14 +49,12 @@ def run(state: Path, data: Path, *options: str, days: float | None = None, mib: 
 
 
 def names(said: dict[str, object]) -> list[tuple[str, str]]:
-    """Kind and name of each item."""
     items = said["items"]
     assert isinstance(items, list)
     return [(item["kind"], item["name"]) for item in items]
 
 
 def everything(*places: Path) -> dict[str, tuple[int, int, int]]:
-    """Every file there is, and when it was changed."""
     found = (path for place in places for path in [place, *place.rglob("*")])
     return {str(path): (path.lstat().st_ino, path.lstat().st_size, path.lstat().st_mtime_ns) for path in found}
 
@@ -160,7 +155,6 @@ def test_where_there_is_nothing_nothing_is_made(tmp_path: Path) -> None:
 
 
 async def test_a_person_sees_a_table(state: Path, data: Path) -> None:
-    """Kind, name, bytes, why, and the sum."""
     await one_of_each(state, data)
     asked = ["clean", "--dry-run", "--state-dir", str(state), "--data-dir", str(data)]
     text = CliRunner().invoke(main, asked).stdout

@@ -28,27 +28,21 @@ NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 
 
 class Recorder:
-    """An audit log that keeps its events in memory."""
-
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.readable: list[str] = []
 
     async def record(self, event: object) -> None:
-        """Take one event."""
         self.events.append(event)
 
     def published(self, uris: Iterable[str], take_back: object) -> None:
-        """Take what the caller can read."""
         self.readable = list(uris)
         self.take_back: Any = take_back
 
     def refused(self) -> list[tuple[str, str]]:
-        """Name and reason of every refusal."""
         return [(each.name, each.reason) for each in self.events if isinstance(each, ArtifactRefused)]
 
     def collected(self) -> list[str]:
-        """Names of what was collected."""
         return [each.name for each in self.events if isinstance(each, ArtifactCollected)]
 
 
@@ -66,7 +60,6 @@ def outcome(
 async def collecting(
     directory: Path, recorder: Recorder, *, output_bytes: int = 1_000_000, output_files: int = 8, total: int = 10**7
 ) -> AsyncIterator[tuple[Collector, ArtifactStore]]:
-    """A collector of one call over a real store."""
     bounds = limits(output_bytes=output_bytes, output_files=output_files)
     records = cast("CallRecorder", recorder)
     async with a_store(directory, total=total) as store, collector_of(store, a_call(), bounds, None, records) as made:
@@ -74,7 +67,6 @@ async def collecting(
 
 
 async def put(collector: Collector, name: str, *chunks: bytes, size: int | None = None) -> None:
-    """Send one whole file, as the link would."""
     sink = await collector.accept(name, sum(map(len, chunks)) if size is None else size)
     if sink is not None:
         for chunk in chunks:
@@ -142,7 +134,6 @@ async def test_files_may_overlap(tmp_path: Path) -> None:
 
 
 async def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
-    """Also while the first is still on its way, and in other spellings."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, _):
         first = await collector.accept("a.txt", 1)
@@ -338,7 +329,6 @@ async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None:
-    """All or none; each file is then on the record as refused."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder, total=1000) as (collector, _):
         await put(collector, "a.txt", b"x" * 800)

@@ -72,7 +72,6 @@ def test_a_list_of_commands_says_each_in_whole(words: tuple[str, ...], group: cl
 def test_a_tab_key_offers_names(
     words: list[str], begun: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tools, and environments, the operator's own among them."""
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "mine.toml").write_text("")
     monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", str(tmp_path / "profiles"))
@@ -81,7 +80,6 @@ def test_a_tab_key_offers_names(
 
 
 def test_a_tab_key_meets_no_traceback_where_settings_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is shipped is offered all the same."""
     monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", "")
     found = ShellComplete(main, {}, "glovebox", COMPLETE).get_completions(["setup", "--environment"], "v")
     assert [each.value for each in found] == ["viz"]

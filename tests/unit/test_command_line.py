@@ -26,7 +26,6 @@ def run(directory: Path, *arguments: str) -> Result:
 
 
 def words(done: Result) -> str:
-    """What it said, without its line breaks and frame."""
     return " ".join(done.stderr.replace("│", " ").split())
 
 

@@ -20,12 +20,10 @@ PROGRAM = "memory-bomb"
 
 
 def word(name: str, how: Portable, seen: Seen, again: Seen | None = None) -> Word:
-    """What is made of one run of a shipped case."""
     return judge(CASES[name], how, seen, again, NAMES)[0]
 
 
 def answered(name: str, answer: str) -> Seen:
-    """A run of an attempt that answered so."""
     return Seen(ended="ended", stdout=f'\n{{"{name}": "{answer}"}}\n')
 
 
@@ -38,7 +36,6 @@ def test_every_shipped_case_is_portable_or_says_why_not() -> None:
 
 @pytest.mark.parametrize("name", SELECTION.portable)
 def test_what_stops_an_attack_here_is_no_success_of_it_elsewhere(name: str) -> None:
-    """The answer that a case asks of our drivers, where it is one word, is judged as stopped."""
     case, how = CASES[name], SELECTION.portable[name]
     assert bool(how.through) or case.attempt is None
     if case.attempt is not None and re.fullmatch(r"[A-Z]+|lo|found False|0 \w+|changed \\\[\\\]", case.answer):
@@ -75,12 +72,10 @@ def test_a_program_that_has_no_end_of_its_own_runs_its_control_elsewhere() -> No
     ],
 )
 def test_programs_are_judged_by_what_they_got(how: Portable, seen: Seen, expected: Word) -> None:
-    """Only a program that got as far as its attack and did not succeed was stopped."""
     assert word(PROGRAM, how, seen) == expected
 
 
 def test_two_runs_that_print_the_same_are_twins() -> None:
-    """Where runs are compared, the same twice is the attack's success."""
     how = SELECTION.portable["randomness"]
     one, two = (Seen(ended="ended", stdout=f"{letter * 16} 0.5\n") for letter in "ab")
     assert word("randomness", how, one, one) == "through"
@@ -108,7 +103,6 @@ def test_an_attempt_without_an_answer_proves_nothing() -> None:
 
 
 def test_the_host_s_name_is_told_by_that_name() -> None:
-    """A condition may name what was planted, and it is taken literally."""
     how = SELECTION.portable["host-name"]
     assert word("host-name", how, answered("host-name", "the-host the-host the-host")) == "through"
     assert word("host-name", how, answered("host-name", "abc abc abc")) == "stopped"
@@ -123,20 +117,17 @@ def test_conditions_are_strict() -> None:
 
 
 def test_what_others_do_not_promise_is_about_them_and_about_cases() -> None:
-    """Excuses name systems and portable cases that exist."""
     for system, excuses in unpromised().items():
         assert system in PEERS
         assert excuses.keys() <= SELECTION.portable.keys()
 
 
 def test_the_tables_are_what_was_found() -> None:
-    """They are made of comparison.json, and of nothing else."""
     found = page.tables(KEPT)
     assert {path.name: path.read_text() for path in DOCS.glob("comparison*.csv")} == found
 
 
 def test_every_result_is_of_a_case_that_is_asked() -> None:
-    """A case that was removed or is no longer portable leaves the results too, and claims are those of the cases."""
     assert set(KEPT["systems"]) <= set(KEYS)
     for case in KEPT["cases"]:
         assert case == described(CASES[case["id"]], SELECTION.portable[case["id"]])

@@ -18,18 +18,15 @@ PYODIDE = McpRunPython(HOME, "0", notes="")
 
 
 def lines(*events: dict[str, object]) -> bytes:
-    """Events as they are printed."""
     return "".join(json.dumps(event) + "\n" for event in events).encode()
 
 
 async def test_a_command_that_ends_is_waited_for() -> None:
-    """Both streams and the status are there, and standard input was read."""
     ran = await running.run(["sh", "-c", "read a; echo got $a; echo hidden >&2; exit 3"], seconds=20, stdin=b"it\n")
     assert (ran.ended, ran.code, ran.stdout, ran.stderr) == ("ended", 3, b"got it\n", b"hidden\n")
 
 
 async def test_a_command_that_does_not_end_is_broken_off() -> None:
-    """Its time is up, and with it its whole session is gone."""
     ran = await running.run(["sh", "-c", "echo begun; sleep 600"], seconds=0.3)
     assert (ran.ended, ran.stdout) == ("running", b"begun\n")
 
@@ -42,7 +39,6 @@ async def test_output_without_end_is_a_flood() -> None:
 
 
 async def test_an_answer_that_is_complete_is_enough() -> None:
-    """A server that goes on after its answer is not waited for."""
     ran = await running.run(["sh", "-c", "echo answer; sleep 600"], seconds=20, complete=lambda text: b"answer" in text)
     assert (ran.ended, ran.stdout) == ("ended", b"answer\n")
 
@@ -75,7 +71,6 @@ def test_results_of_llm_sandbox(problem: str, ended: Ended) -> None:
 
 
 def test_results_of_mcp_run_python() -> None:
-    """The tool's output is the program's, its error the program's end; without a result nothing ran."""
     content = json.dumps({"status": "run-error", "output": ["a"], "error": "NameError: x"})
     printed = lines({"id": 1, "result": {}}, {"id": 2, "result": {"content": [{"type": "text", "text": content}]}})
     seen = PYODIDE.read(Ran(ended="ended", stdout=printed))
@@ -84,7 +79,6 @@ def test_results_of_mcp_run_python() -> None:
 
 
 def test_what_is_granted_is_the_same_everywhere() -> None:
-    """Each system with a setting for a limit of a case is given it: memory, processes, time."""
     options = Docker("image", "0", hardened=True).options(LIMITS)
     assert {str(LIMITS.pids), f"{LIMITS.memory_bytes}b", "none", "ALL"} <= set(options)
     assert Docker("image", "0", hardened=False).options(LIMITS) == []

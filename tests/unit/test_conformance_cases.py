@@ -22,7 +22,6 @@ CASES = load()
 
 
 def test_every_case_is_one_sentence_with_seeds_and_gaps_of_known_drivers() -> None:
-    """A claim ends with a full stop; a seed is an incident's id; a gap says why."""
     for case in CASES:
         assert re.fullmatch(r"[^.].*\.", case.claim), case.id
         assert all(re.fullmatch(r"[EFIM]\d{1,2}", seed) for seed in case.seeds), case.id
@@ -123,7 +122,6 @@ async def test_a_control_that_does_not_work_is_noticed() -> None:
 
 
 async def test_what_is_planted_is_taken_away_again() -> None:
-    """Also when the block is left by cancellation."""
     with anyio.CancelScope() as scope:
         async with host.planted() as planted:
             root, shared = planted.root, Path(planted.names["shared"])

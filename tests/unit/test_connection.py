@@ -20,32 +20,25 @@ SECONDS = 20
 
 
 class Kept:
-    """A sink that keeps what it gets."""
-
     def __init__(self) -> None:
         self.content = bytearray()
         self.ended = False
 
     async def data(self, data: bytes) -> None:
-        """Take bytes."""
         assert not self.ended
         self.content += data
 
     async def end(self) -> None:
-        """Take the end."""
         assert not self.ended
         self.ended = True
 
 
 class Taker:
-    """Accepts one-way streams and remembers them."""
-
     def __init__(self, *, refuse: bool = False) -> None:
         self.taken: list[tuple[str, Mapping[str, Any], Kept]] = []
         self._refuse = refuse
 
     async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
-        """Take a stream, or refuse it."""
         self.taken.append((kind, meta, Kept()))
         return None if self._refuse else self.taken[-1][2]
 
@@ -81,7 +74,6 @@ async def linked(script: Script) -> AsyncIterator[GuestConnection]:
 async def converse(
     script: Script, taker: Taker | None = None, *, inputs: Sequence[tuple[str, bytes]] = (), serve: Serve | None = None
 ) -> GuestOutcome:
-    """One whole conversation."""
     async with linked(script) as link:
         await link.ready()
         given = [(name, whole(content)) for name, content in inputs]
@@ -89,15 +81,12 @@ async def converse(
 
 
 async def trouble(script: Script, serve: Serve | None = None) -> str:
-    """What is said of a guest that breaks the protocol."""
     with pytest.raises(SandboxError) as problem:
         await converse(script, serve=serve)
     return str(problem.value)
 
 
 def scripted(after: bytes) -> Script:
-    """A guest that takes its job and then sends these bytes."""
-
     async def script(guest: Guest) -> None:
         await guest.start()
         await guest.say(after)
@@ -111,7 +100,6 @@ def frame(kind: int, stream: int, payload: bytes = b"{}") -> bytes:
 
 
 def opening(stream: int, kind: bytes = b"stdout", *, duplex: bool = False) -> bytes:
-    """An OPEN frame."""
     flag = b"true" if duplex else b"false"
     return frame(2, stream, b'{"kind":"%s","meta":{},"duplex":%s}' % (kind, flag))
 
@@ -213,7 +201,6 @@ async def test_a_malformed_outcome_is_no_outcome(changes: dict[str, Any], messag
     ],
 )
 async def test_a_broken_rule_is_told_as_a_broken_sandbox(data: bytes, message: str) -> None:
-    """One exception, not a group of them: the broker records it and the caller hears of it."""
     told = await trouble(scripted(data))
     assert "broke the wire's protocol" in told
     assert message in told
@@ -472,8 +459,6 @@ async def test_our_own_failures_end_the_conversation_as_themselves(place: str) -
 
 @pytest.mark.parametrize("body", [{}, {**READY, "uid": "0"}, {**READY, "extra": 1}, {**READY, "mounts": [{}] * 513}])
 async def test_what_is_no_measurement_is_refused(body: dict[str, Any]) -> None:
-    """Before any job is given."""
-
     async def script(guest: Guest) -> None:
         await guest.say(guest.wire.message("ready", body))
 

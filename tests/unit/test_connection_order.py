@@ -39,7 +39,6 @@ class _Gate(EgressGate):
         super().__init__(on_decision=record, keys=self, on_connect=[count], resolver=resolve, connect_to=dial, **given)
 
     def note(self, event: str) -> None:
-        """Keep an event, or refuse it."""
         self.events.append(event)
         if event == self._refuses:
             raise RefusedError(event, "", "")
@@ -48,11 +47,9 @@ class _Gate(EgressGate):
         """Never come to."""
 
     async def find_stray(self, _attempt: EgressAttempt, _target: EgressTarget) -> None:
-        """Stand where placeholders are looked for."""
         self.note("find_stray")
 
     async def inject(self, _attempt: EgressAttempt, _target: EgressTarget) -> None:
-        """Stand where keys are put in."""
         self.note("inject")
 
 
@@ -73,7 +70,6 @@ async def test_a_connection_passes_everything_before_it_is_dialled() -> None:
 
 @pytest.mark.parametrize("at", ORDER[:4])
 async def test_whatever_refuses_is_the_last_before_the_record(at: str) -> None:
-    """Neither what follows happens, nor a dial; the refusal is recorded."""
     assert await events_of(RefusedError, refuses=at) == [*ORDER[: ORDER.index(at) + 1], "record"]
 
 
@@ -87,7 +83,6 @@ async def test_whatever_refuses_is_the_last_before_the_record(at: str) -> None:
     ],
 )
 async def test_the_gate_itself_refuses_in_its_place(given: dict[str, Any], events: list[str]) -> None:
-    """By its rules, limits, and addresses."""
     assert await events_of(RefusedError, **given) == [*events, "record"]
 
 

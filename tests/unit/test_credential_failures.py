@@ -32,7 +32,6 @@ KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 async def test_what_is_wrong_with_a_file_is_said(
     tmp_path: Path, kept: bytes | None, mode: int, reason: str, fix: str
 ) -> None:
-    """Each cause with what to do, and nothing of what it holds."""
     file = tmp_path / "key"
     if kept is not None:
         file.write_bytes(kept)
@@ -43,7 +42,6 @@ async def test_what_is_wrong_with_a_file_is_said(
 async def test_a_folder_a_circle_and_a_file_that_may_not_be_read_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And none leaves a file open."""
     (tmp_path / "round").symlink_to(tmp_path / "round")
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
@@ -82,7 +80,6 @@ async def test_a_folder_a_circle_and_a_file_that_may_not_be_read_are_said(
 async def test_what_is_wrong_with_a_program_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str | None, reason: str, fix: str
 ) -> None:
-    """Each cause with what to do, and nothing of what it printed."""
     if "0.3" in reason:
         monkeypatch.setattr(sources, "SECONDS", 0.3)
     path = tmp_path / "helper"

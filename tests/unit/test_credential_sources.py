@@ -96,7 +96,6 @@ async def test_a_program_prints_a_value_and_its_expiry(program: Program) -> None
 async def test_what_a_program_does_wrong_is_said_without_what_it_printed(
     program: Program, lines: str, reason: str
 ) -> None:
-    """The name of the fault and what to do, and neither a value nor a path."""
     source = program(lines)
     with pytest.raises(DiagnosedError, match=reason) as failed:
         await read(source)
@@ -108,7 +107,6 @@ async def test_what_a_program_does_wrong_is_said_without_what_it_printed(
 async def test_a_program_that_hangs_is_ended_with_what_it_started(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """After its time; its child is gone too."""
     monkeypatch.setattr(sources, "SECONDS", 0.3)
     with pytest.raises(DiagnosedError, match=r"within 0\.3 seconds"):
         await read(program(f"sleep 60 & echo $! > {tmp_path}/child\nwait"))
@@ -147,7 +145,6 @@ async def test_nobody_waits_for_a_program_that_cannot_be_ended(
 
 
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """With the reason of the system."""
     with pytest.raises(DiagnosedError, match="cannot be started: No such file"):
         await read(f"exec:{tmp_path}/none")
 
@@ -421,7 +418,6 @@ async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
 
 
 def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -> None:
-    """In words, of the header and of a program's placeholder."""
     given = {"host": "api.example.org", "paths": ("/v1/*",), "header": "Authorization", "source": "env:TRACKER_SOURCE"}
     lent = [
         Credential.model_validate({"name": "tracker", **given}),

@@ -16,7 +16,6 @@ HARMLESS = {"what": "no control groups", "fix": "Run the server as root.", "fata
 
 @pytest.fixture
 def demo() -> ModuleType:
-    """The script as a module."""
     spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
     assert spec is not None
     assert spec.loader is not None
@@ -27,8 +26,6 @@ def demo() -> ModuleType:
 
 @pytest.fixture
 def says(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets what `glovebox doctor --json` prints."""
-
     def answer(*missing: dict[str, Any], docker: bool = False, profiles: str | None = None) -> None:
         drivers = [
             {"driver": "bubblewrap", "missing": missing, "usable": not missing},
@@ -65,5 +62,4 @@ async def test_what_the_demo_adds_itself_is_not_missing(demo: ModuleType, says: 
 
 
 def test_the_demo_says_who_it_is(demo: ModuleType) -> None:
-    """The audit log names the client."""
     assert demo.NAME.name == "glovebox demo"

@@ -17,7 +17,6 @@ from glovebox_sandboxes.drivers.docker.image import build
 
 
 def response(status: int) -> requests.Response:
-    """An answer of the Engine with this status."""
     answer = requests.Response()
     answer.status_code = status
     return answer
@@ -93,17 +92,14 @@ class Ended:
         self.asked = 0
 
     def wait(self, _name: str, **_options: object) -> dict[str, int]:
-        """It has ended."""
         return {"StatusCode": self.code}
 
     def inspect_container(self, _name: str) -> dict[str, object]:
-        """Its state, as long as it is there."""
         if self.removed:
             raise docker.errors.NotFound("x", response(404), "No such container")
         return {"State": {"ExitCode": self.code, "OOMKilled": self.told}}
 
     def events(self, *, filters: dict[str, list[str]], **_options: object) -> list[dict[str, str]]:
-        """What happened to it, as far as the Engine has heard."""
         self.asked += 1
         heard = self.happened if self.asked > self.late else []
         return [{"Action": event} for event in heard if event in filters["event"]]
@@ -137,7 +133,6 @@ async def test_that_memory_ended_a_container_is_known_after_its_end(client: Ende
 
 
 def test_files_in_the_image_belong_to_root_and_are_writable_by_nobody_else() -> None:
-    """Whatever umask, owner and special bits the builder's files have."""
     entry = tarfile.TarInfo("packages/evil")
     entry.mode, entry.uid, entry.gid, entry.uname, entry.mtime = 0o6777, 1000, 1000, "someone", 1_700_000_000
     made = build._as_root(entry)
@@ -155,7 +150,6 @@ def test_a_failed_step_is_told_with_its_last_words() -> None:
 
 
 def test_a_build_without_error_is_read_to_its_end() -> None:
-    """Control: progress alone is fine."""
     build._follow([{"stream": "Step 1"}, {"aux": {"ID": "sha256:ab"}}])
 
 

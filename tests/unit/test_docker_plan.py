@@ -24,17 +24,14 @@ SPEC = replace(BARE, preload=("json",), labels=(("profile", "run_python"),))
 
 
 def plan(spec: SandboxSpec = SPEC) -> Plan:
-    """The plan on an imagined host."""
     return make(spec, HOST, SECCOMP)
 
 
 def body(spec: SandboxSpec = SPEC, host: Host = HOST) -> dict[str, Any]:
-    """The Engine API body for a spec, free to be changed."""
     return copy.deepcopy(dict(make(spec, host, SECCOMP).action))
 
 
 def test_the_body_is_exactly_the_golden_one() -> None:
-    """Every field sent to the Engine is in the golden file; a change of it shows in review."""
     found = body()
     entrypoint, env = found.pop("Entrypoint"), found.pop("Env")
     assert found == json.loads(GOLDEN.read_text())
@@ -44,7 +41,6 @@ def test_the_body_is_exactly_the_golden_one() -> None:
 
 
 def test_the_same_spec_gives_the_same_digest_and_another_spec_another() -> None:
-    """The plan's digest names the plan: equal for equal specs, different for any difference."""
     assert make(SPEC, HOST, SECCOMP).digest == make(SPEC, HOST, SECCOMP).digest
     other = replace(SPEC, limits=replace(LIMITS, pids=65))
     assert make(other, HOST, SECCOMP).digest != make(SPEC, HOST, SECCOMP).digest
@@ -134,7 +130,6 @@ def test_a_mount_that_opens_the_host_is_refused(source: str, shown: str) -> None
 
 @pytest.mark.parametrize("source", ["/home/someone", "/srv/data", "/var/lib/jenkins/project", "/runner/work", "/devel"])
 def test_an_ordinary_directory_is_mounted(source: str) -> None:
-    """Control: directories of users, also those whose names only begin like a refused one's."""
     mounts = body(replace(SPEC, mounts=(Mount(source=source, target="/workspace"),)))["HostConfig"]["Mounts"]
     assert [(mount["Source"], mount["ReadOnly"]) for mount in mounts] == [(source, True)]
 
@@ -158,7 +153,6 @@ def test_an_unclear_path_is_refused(source: str, target: str, field: str) -> Non
 
 
 def test_two_mounts_cannot_share_a_target() -> None:
-    """The second would cover the first."""
     mounts = (Mount(source="/home/a", target="/workspace"), Mount(source="/home/b", target="/workspace"))
     with pytest.raises(UnsupportedSpecError, match="same target"):
         make(replace(SPEC, mounts=mounts), HOST, SECCOMP)
@@ -201,7 +195,6 @@ def test_a_body_that_opens_the_host_does_not_pass_the_last_look(name: str) -> No
 
 
 def test_the_body_itself_passes_the_last_look() -> None:
-    """Control for the look."""
     check_closed(body())
 
 

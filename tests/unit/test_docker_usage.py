@@ -19,7 +19,6 @@ CONTAINER = "c0ffee" * 10
 
 
 def tree(root: Path, files: dict[str, str]) -> None:
-    """Write files below a directory."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +64,6 @@ def test_groups_of_another_process_are_not_read(tmp_path: Path, line: str) -> No
 
 
 def test_a_process_that_is_gone_has_no_usage(tmp_path: Path) -> None:
-    """No error: the container ended before it was looked at."""
     assert group(7, CONTAINER, tmp_path, tmp_path).stats() is None
 
 
@@ -107,7 +105,6 @@ class Engine:
         self.asked: list[str] = []
 
     async def remove(self, name: str) -> None:
-        """Remove it."""
         self.asked.append(name)
         if self.gone:
             raise SandboxError("Removing a container", "Connection refused", "Start it.")

@@ -37,7 +37,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "policy.toml"
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Directories with nothing in them."""
     for name in ("profiles", "workspace"):
         (tmp_path / name).mkdir()
     return Settings(workspace=tmp_path / "workspace", data_dir=tmp_path / "data", profiles_dir=tmp_path / "profiles")
@@ -61,7 +60,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Capabilities]:
 
 
 def terminal(width: int = 80) -> Terminal:
-    """A terminal that can be read."""
     return Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
 
 
@@ -72,7 +70,6 @@ async def diagnose(settings: Settings, console: Terminal, *, as_json: bool = Fal
 
 
 def shown(console: Terminal) -> list[str]:
-    """Its lines."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -90,7 +87,6 @@ async def test_there_is_a_block_per_driver(settings: Settings, host: dict[str, C
 
 
 async def test_in_a_pipe_nothing_is_broken_at_all(settings: Settings, host: dict[str, Capabilities]) -> None:
-    """One line per fact, for grep."""
     console = Terminal(file=io.StringIO(), width=80)
     await diagnose(settings, console)
     assert any(f"it cannot make namespaces, see {URL} for more" in line for line in shown(console))
@@ -185,7 +181,6 @@ async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
 
 
 async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capabilities]) -> None:
-    """The same facts for a program."""
     console = terminal()
     assert await diagnose(settings, console, as_json=True) == OK
     body = json.loads("\n".join(shown(console)))

@@ -36,7 +36,6 @@ it last
 
 
 def test_commands_are_whole_and_know_their_exit_code() -> None:
-    """Several lines in quotes or joined by a backslash are one; remarks, the clone and the tests are left out."""
     found = list(commands(README))
     assert [(each.text.split("#")[0].strip(), each.code) for each in found] == [
         ("make demo", 0),
@@ -56,7 +55,6 @@ def test_a_readme_that_cannot_be_typed_is_an_error(readme: str, reason: str) -> 
 
 
 def test_the_readme_begins_with_the_demo() -> None:
-    """The normal user's run takes the first command as the one that names what is missing."""
     first = next(commands((ROOT / "README.md").read_text()))
     assert first.text.startswith("make demo")
 
@@ -71,7 +69,6 @@ def test_the_readme_begins_with_the_demo() -> None:
     ],
 )
 def test_a_command_is_judged_by_code_and_words(code: int, output: str, wrong: str) -> None:
-    """A refusal says why, and nothing of ours shows a traceback; a program's own may."""
     assert problem(Command("it", 1), 1, f"{TRACEBACK}:\n") == ""
     found = problem(Command("it", 3), code, output)
     assert wrong in found
@@ -79,7 +76,6 @@ def test_a_command_is_judged_by_code_and_words(code: int, output: str, wrong: st
 
 
 def test_the_remedy_is_what_bootstrap_prints() -> None:
-    """Root runs the rest of the line as it is printed."""
     printed = "✗ Something is missing\n  Run:  sudo apt-get install python3-venv bubblewrap\n  then\n"
     found = REMEDY.search(printed)
     assert found is not None

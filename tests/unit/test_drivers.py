@@ -22,12 +22,10 @@ each_driver = pytest.mark.parametrize("entry", DRIVERS, ids=lambda entry: entry.
 
 
 def imagined(entry: DriverEntry) -> ModuleType:
-    """The test module with the driver's plan on an imagined host."""
     return import_module(f"tests.unit.test_{entry.name}_plan")
 
 
 def test_each_folder_is_an_entry_and_the_order_is_that_of_strength() -> None:
-    """None is forgotten, none is twice, and weaker ones stand before stronger ones."""
     folders = {path.parent.name for path in Path(registry.__file__).parent.glob("*/__init__.py")}
     assert sorted(folders) == sorted(NAMES)
     levels = get_args(Level)
@@ -67,7 +65,6 @@ async def test_where_no_driver_can_the_fix_stands_beside_what_it_puts_right(tmp_
 
 @each_driver
 def test_each_has_a_golden_plan(entry: DriverEntry) -> None:
-    """It is compared in the driver's own test; here that there is one, and that its digest is that of its content."""
     module = imagined(entry)
     assert json.loads(module.GOLDEN.read_text())
     assert module.GOLDEN.name == f"{entry.name}_plan.json"
@@ -79,7 +76,6 @@ def test_each_has_a_golden_plan(entry: DriverEntry) -> None:
 
 @each_driver
 def test_each_is_on_the_page(entry: DriverEntry) -> None:
-    """Its row in the table of docs/operate/drivers.md says what the registry says, and it has a section."""
     page = (ROOT / "docs/operate/drivers.md").read_text()
     assert f"| `{entry.name}` | `{entry.level}` | {entry.purpose} |" in page
     assert f"\n## {entry.name}\n" in page

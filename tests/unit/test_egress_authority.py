@@ -36,7 +36,6 @@ def handshake(authority: Authority, leaf: str, name: str, directory: Path) -> st
 
 
 def test_a_leaf_is_believed_for_its_host_alone(tmp_path: Path) -> None:
-    """By a client that holds certificates to the letter of RFC 5280; and another sandbox's is not believed."""
     authority = Authority(RULES)
     leaf = authority.leaf("docs.example.org")
     assert handshake(authority, leaf, "docs.example.org", tmp_path) == ""

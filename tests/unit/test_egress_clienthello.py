@@ -10,7 +10,6 @@ NAME = server_name(b"files.example.org")
 
 
 def test_a_real_hello_names_its_server_however_it_is_cut() -> None:
-    """What OpenSSL sends is read whole, byte by byte, and in any upper or lower case."""
     hello = real_hello("Files.Example.org")
     assert ClientHello().feed(hello) == "files.example.org"
     reader = ClientHello()

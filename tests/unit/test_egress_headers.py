@@ -69,7 +69,6 @@ NEEDED = """
 
 
 def credential(**changed: Any) -> Credential:
-    """A key in a header of its own."""
     given = {"name": "key", "host": "a.example.org", "paths": ("/*",), "header": "X-Own", "source": "env:KEY"}
     return Credential.model_validate(given | changed)
 

@@ -15,7 +15,6 @@ RULES = [PYPI, DOCS]
 
 
 def test_the_defaults_are_the_closed_ones() -> None:
-    """A host alone grants reading over https on its port, and no tunnel."""
     rule = EgressRule.model_validate({"host": "docs.python.org"})
     assert rule == EgressRule(host="docs.python.org")
     assert rule.model_dump() == {
@@ -153,7 +152,6 @@ def test_most_of_them_were_let_through_before() -> None:
 
 @pytest.mark.parametrize("spelling", PLAIN.split())
 def test_a_plain_name_in_an_allowed_folder_is_allowed(spelling: str) -> None:
-    """Other letters, percent-encoded, are names too."""
     assert decide_url("GET", f"https://pypi.org/simple/{spelling}", RULES).rule == "network.allow[0]"
     assert decide_url("GET", f"https://pypi.org/other/{spelling}", RULES).rule == "egress.path"
 
@@ -196,7 +194,6 @@ def test_a_hostile_text_is_never_repeated_raw_or_whole() -> None:
 
 
 def test_wider_rules_cover_narrower_ones() -> None:
-    """What ``profiles diff`` calls a widening is what is not covered."""
     base = EgressRule(host="a.example.org", paths=frozenset({"/a/*"}))
     wider = [
         EgressRule(host="*.example.org", paths=frozenset({"/a/*"})),

@@ -29,21 +29,18 @@ class _Stream(Duplex):
         self._body = body
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Hand out the body in parts."""
         if not self._body:
             raise anyio.EndOfStream
         part, self._body = self._body[:max_bytes], self._body[max_bytes:]
         return part
 
     async def accept(self, body: Mapping[str, Any]) -> None:
-        """Keep the answer."""
         self.accepted = dict(body)
 
     async def send_eof(self) -> None:
         """Nothing follows."""
 
     async def reset(self, body: Mapping[str, Any] | None = None) -> None:
-        """Keep the reason."""
         self.ended = dict(body or {})
 
 

@@ -26,7 +26,6 @@ FILE = 'packages = ["tiny"]\n'
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Directories of their own."""
     for name in ("profiles", "environments", "state", "data"):
         (tmp_path / name).mkdir(mode=0o700)
     return Settings(
@@ -58,19 +57,16 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(settings: Settings, name: str = "own", text: str = FILE) -> Environment:
-    """The environment that this file makes."""
     (settings.environments_dir / f"{name}.toml").write_text(text)
     return environments.load(name, settings.environments_dir)
 
 
 async def locked(environment: Environment) -> str:
-    """The text of its lock, made now."""
     await packages.write_lock(environment, runtime.base_python(), lambda _: None)
     return environment.lock.read_text()
 
 
 def asked(settings: Settings, *words: str) -> Result:
-    """Run a command."""
     places = [f"--{name}-dir={getattr(settings, f'{name}_dir')}" for name in ("profiles", "data", "state")]
     return CliRunner().invoke(main, [*words, *places])
 
@@ -116,7 +112,6 @@ def test_a_file_that_is_unsafe_or_wrong_is_refused(
 
 @pytest.mark.parametrize("name", ["..", "a/b", "A", "", "x" * 40, "own.toml"])
 def test_a_name_leads_nowhere_else(name: str, settings: Settings) -> None:
-    """No path is made of what is no name; one of nobody's is told with what there is."""
     with pytest.raises(MisnamedError, match="that is no name for one"):
         environments.load(name, settings.environments_dir)
     with pytest.raises(MisnamedError, match=r"none of that name. There are: default, science, viz\. Or write"):
@@ -348,7 +343,6 @@ def test_a_shipped_one_is_not_locked_anew(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("index")
 def test_update_says_what_it_made(settings: Settings) -> None:
-    """And the next thing to do; as JSON too."""
     environment = written(settings)
     done = asked(settings, "environment", "update", "own")
     assert done.exit_code == 0, done.output

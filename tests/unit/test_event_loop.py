@@ -47,8 +47,6 @@ def test_a_thread_that_holds_the_interpreter_is_a_stall_too() -> None:
 
 
 def test_another_loop_is_not_measured() -> None:
-    """It says so, instead of 0."""
-
     async def main() -> float | None:
         event_loop.restart()
         return event_loop.longest_stall_ms()

@@ -28,7 +28,6 @@ RELEASED = 40
 
 
 def test_the_set_is_as_large_as_it_is_said_to_be() -> None:
-    """Four hundred and forty."""
     found = [each.dangerous for each in fatigue.calls()]
     assert (found.count(False), found.count(True)) == (ORDINARY, DANGEROUS)
 

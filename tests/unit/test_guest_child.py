@@ -34,7 +34,6 @@ def nothing() -> None:
 
 @pytest.fixture(autouse=True)
 def guest_state() -> Iterator[None]:
-    """Put back what the guest changes in a process."""
     before = signal.getsignal(signal.SIGCHLD), prctl("PR_GET_DUMPABLE")
     yield
     signal.set_wakeup_fd(-1)
@@ -43,7 +42,6 @@ def guest_state() -> Iterator[None]:
 
 
 def read(descriptor: int, most: int = -1) -> bytes:
-    """Everything until the end."""
     os.set_blocking(descriptor, True)  # the guest's loop waits elsewhere
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
@@ -109,8 +107,6 @@ def test_a_program_started_by_the_task_does_not_get_its_pipes(descriptor: int) -
 
 
 def test_a_task_is_in_a_session_of_its_own_with_its_limits() -> None:
-    """It cannot raise them, and leaves no core file."""
-
     def task(_payload: Mapping[str, Any], emit: Emit) -> None:
         import resource  # noqa: PLC0415
 
@@ -127,7 +123,6 @@ def test_a_task_is_in_a_session_of_its_own_with_its_limits() -> None:
 
 
 def refused(_order: dict[str, Any]) -> Task:
-    """Fail to confine."""
     raise OSError("Landlock is absent")
 
 
@@ -191,7 +186,6 @@ def test_an_order_larger_than_a_pipe_arrives_whole_and_its_descriptor_is_gone() 
 
 
 def test_an_order_for_a_child_that_is_dead_is_no_failure_of_its_own() -> None:
-    """Its end tells, and the guest goes on to report it."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         child = children.fork(nothing, refused)
@@ -206,8 +200,6 @@ def test_an_order_for_a_child_that_is_dead_is_no_failure_of_its_own() -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 70), (signal.SIGKILL, -9)])
 def test_signals_mean_to_a_task_what_they_mean_to_any_program(number: int, status: int) -> None:
-    """What the guest ignores or handles for itself is not inherited."""
-
     def task(_payload: Mapping[str, Any], _emit: Emit) -> None:
         os.kill(os.getpid(), number)
 
@@ -303,8 +295,6 @@ def test_what_a_program_has_put_in_the_place_of_a_function_does_not_keep_it_from
 
 @pytest.mark.timeout(10)  # ten times as long as it waits for somebody
 def test_a_child_ends_by_itself_where_nobody_ends_it() -> None:
-    """With the same status: a guest that has not heard sees that."""
-
     def task(_payload: Mapping[str, Any], _emit: Emit) -> int:
         return 7
 
@@ -335,7 +325,6 @@ def test_the_guest_does_not_wait_for_what_somebody_else_has_taken() -> None:
 
 
 def test_what_a_program_did_not_close_is_written(tmp_path: Path) -> None:
-    """As by any interpreter at its end: text, bytes, what is compressed, and what it printed elsewhere."""
     code = f"""
 import csv, gzip, io, os, sys
 os.chdir({str(tmp_path)!r})

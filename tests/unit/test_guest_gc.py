@@ -12,7 +12,6 @@ TWO_DAYS = 2 * 24 * 3600
 
 
 def guest(data: Path, name: str, *, age: float = TWO_DAYS) -> Path:
-    """A guest's directory of this age."""
     path = data / name
     (path / "_glovebox_guest").mkdir(parents=True)
     (path / "_glovebox_guest" / "wire.py").write_text("")
@@ -22,7 +21,6 @@ def guest(data: Path, name: str, *, age: float = TWO_DAYS) -> Path:
 
 
 def test_old_guests_go_and_the_current_one_stays(tmp_path: Path) -> None:
-    """So does what is young, and everything else in the directory."""
     current = guest(tmp_path, "guest-new")
     young = guest(tmp_path, "guest-young", age=60)
     for name in ("guest-old", ".building-killed"):
@@ -47,7 +45,6 @@ def test_a_guest_a_server_uses_stays(tmp_path: Path) -> None:
 
 
 def test_runtimes_that_nothing_names_go_with_their_servers(tmp_path: Path) -> None:
-    """Those in use stay."""
     current = guest(tmp_path, "runtime-now")
     for name in ("runtime-old", "runtime-used", "guest-of-then"):
         guest(tmp_path, name)
@@ -59,7 +56,6 @@ def test_runtimes_that_nothing_names_go_with_their_servers(tmp_path: Path) -> No
 
 
 def test_without_a_guest_there_is_nothing_to_hold(tmp_path: Path) -> None:
-    """Where no runtime was built."""
     with guest_gc.held([]):
         assert guest_gc.remove(tmp_path / "none", [tmp_path]) == 0
 

@@ -72,7 +72,6 @@ class Host:
 
 @pytest.fixture
 def guest_signals() -> Iterator[None]:
-    """The loop takes SIGCHLD for itself; give it back."""
     import signal  # noqa: PLC0415
 
     before = signal.getsignal(signal.SIGCHLD)
@@ -157,7 +156,6 @@ def test_a_sparse_giant_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_all_files_together_stay_within_the_limit(tmp_path: Path) -> None:
-    """The first that fit, in the order of their names."""
     for name, size in (("a", 6), ("b", 5), ("c", 4)):
         (tmp_path / name).write_bytes(bytes(size))
     sent, skipped = collected(tmp_path, max_bytes=10)
@@ -246,7 +244,6 @@ def test_what_was_written_last_into_a_full_place_is_said_to_be_cut(
 
 @pytest.mark.parametrize("name", ["\n", "\x1b[2J", "a b", "\u202e", "-rf", "..."])
 def test_odd_names_are_the_hosts_to_judge(tmp_path: Path, name: str) -> None:
-    """They cross as they are."""
     (tmp_path / name).touch()
     assert collected(tmp_path) == ({name: b""}, {})
 
@@ -260,7 +257,6 @@ def test_a_file_the_host_refuses_does_not_stop_the_others(tmp_path: Path) -> Non
 
 
 def test_a_host_that_is_gone_ends_it(tmp_path: Path) -> None:
-    """Nobody is left to send to."""
     (tmp_path / "a").write_bytes(bytes(5 * wire.WINDOW))
     host = Host()
     full = os.open("/dev/full", os.O_WRONLY)

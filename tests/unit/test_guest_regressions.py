@@ -29,7 +29,6 @@ class Answering:
         self._reset = reset
 
     def open(self, _kind: str, _meta: object, handler: StreamHandler, *, duplex: bool) -> int:
-        """Keep who is to be answered."""
         assert duplex
         self._handler = handler
         return 1
@@ -38,7 +37,6 @@ class Answering:
         """Send nothing."""
 
     def step(self, _deadline: float) -> None:
-        """Answer."""
         self._handler.on_accept({"status": 200})
         self._handler.on_data(b"half a page")
         if self._reset is None:
@@ -71,7 +69,6 @@ class Counting:
         self._pattern, self.searches = pattern, 0
 
     def search(self, *given: Any) -> re.Match[str] | None:
-        """Search."""
         self.searches += 1
         return self._pattern.search(*given)
 

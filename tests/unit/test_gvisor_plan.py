@@ -29,18 +29,15 @@ def driver(*, version: int | None = 1, missing: tuple[Missing, ...] = (), runtim
 
 
 def plan(spec: SandboxSpec = SPEC, *, version: int | None = 1) -> Plan:
-    """The plan such a driver makes."""
     return driver(version=version).plan(spec)
 
 
 def config(spec: SandboxSpec = SPEC) -> dict[str, Any]:
-    """The bundle's ``config.json``."""
     found: dict[str, Any] = json.loads(config_file(plan(spec)))
     return found
 
 
 def test_the_plan_is_exactly_the_golden_one() -> None:
-    """Every argument and every line of the bundle is in the golden file; a change of it shows in review."""
     found = json.loads(json.dumps(plan().action))
     process = found["config"]["process"]
     arguments, environment = process.pop("args"), process.pop("env")
@@ -53,7 +50,6 @@ def test_the_plan_is_exactly_the_golden_one() -> None:
 
 
 def test_the_same_spec_gives_the_same_digest_and_another_spec_another() -> None:
-    """The plan's digest names the plan: equal for equal specs, different for any difference."""
     assert plan().digest == plan().digest
     assert plan(replace(SPEC, limits=replace(LIMITS, pids=65))).digest != plan().digest
 
@@ -69,7 +65,6 @@ def test_what_a_spec_does_not_grant_is_not_there() -> None:
 
 
 def test_files_of_the_host_are_read_only_and_everything_else_has_a_size() -> None:
-    """Each mount is one of three: read-only, bounded in bytes, or the sandbox's own kernel's."""
     for mount in config()["mounts"]:
         options = mount.get("options", ())
         if mount["type"] == "bind":

@@ -25,7 +25,6 @@ def test_on_a_plain_host_nothing_is_around(root: Path) -> None:
 
 
 def test_everything_around_is_named(root: Path) -> None:
-    """Each by its own sign."""
     (root / ".dockerenv").touch()
     (root / "proc/70/stat").write_text("70 (bwrap) S 1 7 7 0\n")
     (root / "proc/self/uid_map").write_text("         0       1000          1\n")
@@ -38,7 +37,6 @@ def test_everything_around_is_named(root: Path) -> None:
 
 
 def test_a_chroot_is_named(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where process 1 has another root."""
     (root / "proc/1/root").unlink()
     (root / "proc/1/root").symlink_to(tmp_path_factory.mktemp("elsewhere"))
     assert inside(root) == ["chroot"]

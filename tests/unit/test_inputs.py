@@ -17,13 +17,11 @@ from glovebox_server.core.call import MAX_INPUT_BYTES, Inputs, open_inputs
 
 @asynccontextmanager
 async def opened(store: ArtifactStore, uris: Iterable[str], principal: Principal = ALICE) -> AsyncIterator[Inputs]:
-    """Open the inputs of a call, for the length of the block."""
     async with AsyncExitStack() as stack:
         yield await open_inputs(store, replace(a_call(principal), arguments={"inputs": tuple(uris)}), stack)
 
 
 async def denial(store: ArtifactStore, *uris: str) -> Refusal:
-    """Why a call of Alice's that names these is refused."""
     with pytest.raises(RefusedError) as refused:
         async with opened(store, uris):
             raise AssertionError
@@ -36,7 +34,6 @@ async def taken(found: Inputs) -> list[tuple[str, bytes]]:
 
 
 async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
-    """In the order they were asked for."""
     async with a_store(tmp_path) as store:
         one, two = await keep(store, "a/1.csv", b"one"), await keep(store, "2.csv", b"")
         async with opened(store, (two.uri, one.uri)) as found:
@@ -46,7 +43,6 @@ async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uri", ["artifact://" + "0" * 26, "", "file:///etc/passwd", "artifact://../../x", "\udcff"])
 async def test_what_is_no_artifact_is_unknown(tmp_path: Path, uri: str) -> None:
-    """Whatever it is, in the same words."""
     async with a_store(tmp_path) as store:
         assert (await denial(store, uri)).rule == "artifacts.unknown"
 

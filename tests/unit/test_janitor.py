@@ -93,7 +93,6 @@ async def test_removing_a_group_that_does_not_empty_is_told(tmp_path: Path) -> N
 
 
 async def test_a_server_that_started_nothing_leaves_nothing(tmp_path: Path) -> None:
-    """Its parents are removed without a janitor."""
     parents = (tmp_path / "a", tmp_path / "b")
     for parent in parents:
         parent.mkdir()
@@ -158,7 +157,6 @@ def test_another_boot_is_told_from_this_one_and_from_what_is_no_mark() -> None:
     ],
 )  # fmt: skip
 def test_a_mark_that_is_none_is_left_alone(mark: str) -> None:
-    """Whatever else is written in the label."""
     assert not is_orphan(mark)
 
 

@@ -79,7 +79,6 @@ def test_a_key_that_comes_from_elsewhere_is_not(source: str, place: Path, monkey
 
 
 def checked(place: Path, workspace: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """What ``profiles check`` says where a folder is the workspace."""
     (place / workspace).mkdir(exist_ok=True)
     monkeypatch.setenv("GLOVEBOX_WORKSPACE", str(place / workspace))
     monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", str(place / "profiles"))

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.driver("bubblewrap")
 
 @pytest.fixture
 def namespace() -> Iterator[int]:
-    """Number of a pid namespace in which a process runs."""
     script = "readlink /proc/self/ns/pid; exec sleep 600"
     options = ["--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/"]
     with subprocess.Popen(["bwrap", *options, "sh", "-c", script], stdout=subprocess.PIPE, text=True) as running:

@@ -28,7 +28,6 @@ ALL = (*derive_forms("t", KEY), *derive_forms("t", GITHUB))
 
 
 def passed(pieces: Sequence[bytes], *values: str) -> bytes:
-    """What comes of a text in pieces."""
     wanted = {form: name for value in values for form, name in derive_forms("tracker", value).items()}
     redactor = KeyMasker(wanted)
     return b"".join([*(redactor.feed(piece) for piece in pieces), redactor.finish()])
@@ -129,11 +128,9 @@ class Beginnings:
     """The rule that a program could ask: what may begin a key, from 12 of its letters on, is withheld. The control."""
 
     def __init__(self, wanted: Forms) -> None:
-        """Take what is looked for."""
         self._wanted = wanted
 
     def feed(self, data: bytes) -> bytes:
-        """Return a text without the end that may begin a key."""
         text = squeeze(data)
         held = [n for form in self._wanted for n in range(12, len(form)) if text.endswith(form[:n])]
         return data[: len(data) - max(held, default=0)]
@@ -275,12 +272,9 @@ def test_a_server_that_sends_single_bytes_has_each_searched_once(monkeypatch: py
 
 
 class Counted(bytes):
-    """Letters that count how often somebody looks for something in them."""
-
     looks = 0
 
     def find(self, *given: Any) -> int:
-        """Count, and look."""
         self.looks += 1
         return super().find(*given)
 

@@ -27,8 +27,6 @@ LIMIT = "wall_seconds = 30"
 
 
 class Scene:
-    """Profiles and a policy of an operator, and the lock of them."""
-
     def __init__(self, place: Path) -> None:
         self.place = place
         self.profiles = place / "config" / "profiles"
@@ -42,29 +40,24 @@ class Scene:
         self.places = ["--profiles-dir", str(self.profiles), "--state-dir", str(place / "state")]
 
     def put(self, path: Path, text: str) -> None:
-        """Write a file as its operator would."""
         path.write_text(text)
         path.chmod(0o600)
 
     def replace(self, path: Path, old: str, new: str) -> None:
-        """Change one text of a file."""
         text = path.read_text()
         assert old in text
         self.put(path, text.replace(old, new))
 
     def run(self, *words: object, places: bool = True) -> Result:
-        """A command."""
         return CliRunner().invoke(main, [*map(str, words), *(self.places if places else ())])
 
     def locked(self) -> Mapping[str, Any]:
-        """Lock what is in force."""
         found = self.run("profiles", "lock", self.lock)
         assert found.exit_code == OK, found.stderr
         content: Mapping[str, Any] = json.loads(self.lock.read_bytes())
         return content
 
     def key(self, name: str) -> tuple[Path, Path]:
-        """A private key and its public one, in files."""
         private = Ed25519PrivateKey.generate()
         form, secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         own, public = self.place / f"{name}.pem", self.place / f"{name}.pub"
@@ -73,7 +66,6 @@ class Scene:
         return own, public
 
     def start(self, **given: Any) -> None:
-        """Start a server and end it; raises where it does not start."""
         settings = Settings(
             profiles_dir=self.profiles, state_dir=self.place / "state", data_dir=self.place / "data", **given
         )
@@ -92,7 +84,6 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """Nothing is locked yet."""
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     monkeypatch.chdir(workspace)
