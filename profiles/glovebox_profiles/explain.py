@@ -70,7 +70,7 @@ def _write(profile: Profile) -> tuple[str, ...]:
         f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back.",
         "Each file given back is checked, named by its content and kept apart from the workspace.",
         *(
-            ("It is looked into for what acts when opened, in a sandbox of its own; the result tells what was found.",)
+            ("It is scanned for what acts when opened, in a sandbox of its own; the result tells what was found.",)
             if profile.files.scan
             else ()
         ),
@@ -126,7 +126,7 @@ def _spend(limits: CallLimits) -> tuple[str, ...]:
 
 def _asked(profile: Profile) -> tuple[str, ...]:
     if profile.tool == CHANGES:
-        change = "A yes changes files in a folder that the policy names: exactly as that person was shown."
+        change = "An approval changes files in a folder that the policy names: exactly as that person was shown."
         return ("A person is asked before every call; without an answer nothing changes.", change)
     if profile.approval == "ask":
         return ("A person is asked before every call; without an answer nothing runs.",)

@@ -1,7 +1,7 @@
 """One tool's profile as strict, frozen data: what bytes from a TOML file may say, and every default.
 
 Every default is the closed one: a key that is left out grants nothing, keeps nothing, asks, or is the lowest limit.
-So a file that was cut short can only be narrower than the whole. Reading files is ``loader``'s; never import
+So a truncated file can only be narrower than the whole. Reading files is ``loader``'s; never import
 ``server``.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # the words are data, which the type checker cannot read
 else:
     DriverName = Literal[NAMES]
 Effect = Literal["allow", "deny", "ask"]
-"""What policy may say about a call; the same words as the server's decision."""
+"""Effect of a policy on a call; the same words as the server's decision."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Variables that a program or its interpreter starts with: a placeholder there would be another setting.
@@ -124,7 +124,7 @@ class Revealed(Table):
 
 
 class FileRules(Table):
-    """What the call may read of files, and whether it may give some back."""
+    """Access to files: what the call may read, and whether it may give some back."""
 
     workspace: Annotated[
         Literal["none", "read", "overlay"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))
@@ -134,7 +134,7 @@ class FileRules(Table):
     output: bool = False
     """Gives the program a write-only /output; what it writes there comes out as artifacts."""
     scan: bool = False
-    """Has what comes out looked into for what acts when it is opened, and for secrets, before the call's result is
+    """Has what comes out scanned for what acts when it is opened, and for secrets, before the call's result is
     given back: each file in a sandbox of its own."""
     inputs: bool = False
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
@@ -171,7 +171,7 @@ class Credential(Table):
     """A key that the broker adds to requests itself: no sandbox, record, receipt or error ever holds its value."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
-    """What records, receipts and refusals call it."""
+    """Name in records, receipts and refusals."""
     host: Annotated[str, Field(max_length=253), reads(_require_one_host)]
     """The one host it is for, reached over TLS alone; no `*`."""
     methods: Annotated[tuple[Method, ...], LISTED, Field(min_length=1), distinct()] = ("GET", "HEAD")
@@ -183,9 +183,9 @@ class Credential(Table):
     query: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
     """The parameter of the query it stands in; else `header`."""
     prefix: Annotated[str, Field(pattern=r"^[\x20-\x7e]*$", max_length=64)] = ""
-    """What stands before the value in its header, for instance `"Bearer "`."""
+    """Prefix of the value in its header, for instance `"Bearer "`."""
     source: Annotated[str, Field(pattern=r"^(env|file|exec):\S.*$", max_length=1024)]
-    """Where the value comes from: `env:VARIABLE`, `file:/path` or `exec:/path/of/program`."""
+    """Source of the value: `env:VARIABLE`, `file:/path` or `exec:/path/of/program`."""
     env: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")] | None = None
     """The variable in which a program finds a placeholder, made for its call; with it only requests get the key in
     which the program put the placeholder where the key stands."""
@@ -216,14 +216,14 @@ class Credential(Table):
 
 
 class Network(Table):
-    """What the call may reach. The sandbox has no network of its own either way; the broker connects on its behalf."""
+    """Access to networks. The sandbox has no network of its own either way; the broker connects on its behalf."""
 
     mode: Annotated[Literal["none", "egress"], BeforeValidator(partial(refuse_unsupported, "network.mode"))] = "none"
     """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
     allow: Annotated[tuple[EgressRule, ...], LISTED, Field(max_length=MAX_RULES, validate_default=True)] = ()
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
     tls: Literal["tunnel", "inspect"] = "tunnel"
-    """What becomes of programs' own TLS: `tunnel` passes it unread where a rule says `CONNECT`; `inspect` ends it in
+    """Treatment of programs' own TLS: `tunnel` passes it unread where a rule says `CONNECT`; `inspect` ends it in
     the sandbox everywhere else, so that each request is decided by the rules, and made by the broker."""
     # In memory at a time; documentation pages rarely pass 2 MiB, package indexes 30.
     max_bytes: Annotated[int, Size, Field(ge=64 * KIB, le=256 * MIB)] = 64 * KIB
@@ -256,7 +256,7 @@ class Network(Table):
 
 
 class OutputLimits(Table):
-    """How much may come out as artifacts."""
+    """Limits of artifacts."""
 
     bytes: Annotated[int, Size, Field(ge=OUTPUT_BYTES[0], le=OUTPUT_BYTES[1])] = OUTPUT_BYTES[0]
     """Size of /output, and of all artifacts of one call together."""
@@ -265,7 +265,7 @@ class OutputLimits(Table):
 
 
 class WorkspaceLimits(Table):
-    """How much may be copied where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
+    """Limits of the copy where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
 
     # All of it is copied before the program starts, and lies in memory: more would delay every call.
     bytes: Annotated[int, Size, Field(ge=MIB, le=GIB)] = MIB
@@ -275,7 +275,7 @@ class WorkspaceLimits(Table):
 
 
 class CallLimits(Table):
-    """What one call may spend."""
+    """Limits of one call."""
 
     wall_seconds: Annotated[float, Field(ge=WALL_SECONDS[0], le=WALL_SECONDS[1])] = WALL_SECONDS[0]
     """Real time from job to outcome. A caller may ask for less, never for more."""
@@ -290,18 +290,18 @@ class CallLimits(Table):
     scratch: Annotated[int, Size, Field(ge=MIB, le=16 * GIB)] = MIB
     """Size of the private /tmp, gone after the call."""
     workspace: WorkspaceLimits = WorkspaceLimits()
-    """How much of the workspace may be copied."""
+    """Limits of the workspace's copy."""
     output: OutputLimits = OutputLimits()
-    """How much may come out as artifacts."""
+    """Limits of artifacts."""
     # Twice this is held in the broker's memory and put into the result for every call in progress.
     stream: Annotated[int, Size, Field(ge=4 * KIB, le=4 * MIB)] = 4 * KIB
-    """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
+    """Bytes kept of stdout, and of stderr: head and tail; the gap is counted."""
     enforce: Literal["cgroup", "any"] = "cgroup"
     """`cgroup` refuses a host where limits could only be set per process; `any` accepts that."""
 
 
 class Python(Table):
-    """How the interpreter starts, and what it can import."""
+    """Start of the interpreter, and packages it can import."""
 
     environment: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = DEFAULT
     """Name of the Python packages there are: `default`, `science`, `viz`, or one of your own; see `glovebox
@@ -322,17 +322,17 @@ class Python(Table):
 
 
 class Audit(Table):
-    """What the audit log keeps in full."""
+    """Fields that the audit log keeps in full."""
 
     keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, distinct()] = ()
     """Parts recorded in full; every other part is recorded by digest and size only."""
 
 
 class ResultRules(Table):
-    """What of a call's output its caller gets."""
+    """Redaction of a call's output for its caller."""
 
     redact: Literal["refuse", "mask", "none"] = "mask"
-    """What becomes of text that only a secret looks like: `mask` puts its kind in its place, `refuse` gives nothing of
+    """Treatment of text that only a secret looks like: `mask` puts its kind in its place, `refuse` gives nothing of
     the call back, `none` leaves it. It goes for what the log keeps in full too."""
 
 
@@ -342,7 +342,7 @@ class ProfileExample(Table):
     call: Annotated[dict[str, Any], Field(max_length=64), AfterValidator(require_json)]
     """Arguments of the tool."""
     expect: Effect
-    """What policy must answer."""
+    """Expected answer of the policy."""
     rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]{0,63}$")] | None = None
     """The rule that must decide, for instance `network.allow`; left out, any rule may."""
 
@@ -361,17 +361,17 @@ class Profile(Table):
     approval: Literal["none", "ask"] = "ask"
     """`ask` holds each call until a person agrees; `none` lets calls run that the other keys allow."""
     files: FileRules = FileRules()
-    """What it may read and give back."""
+    """Access to files."""
     network: Network = Network()
-    """What it may reach."""
+    """Access to networks."""
     limits: CallLimits = CallLimits()
-    """What it may spend."""
+    """Limits of one call."""
     python: Python = Python()
-    """How the interpreter starts, and what it can import."""
+    """Start of the interpreter, and packages it can import."""
     audit: Audit = Audit()
-    """What the log keeps in full."""
+    """Fields that the log keeps in full."""
     result: ResultRules = ResultRules()
-    """What of its output the caller gets."""
+    """Redaction of its output."""
     example: Annotated[tuple[ProfileExample, ...], LISTED, Field(max_length=64)] = ()
     """Calls that are decided at load, with the answer they must get."""
 

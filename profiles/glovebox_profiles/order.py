@@ -139,7 +139,7 @@ KEYS: tuple[Key, ...] = (
     _at_most("network.max_redirects", "Redirects followed"),
     _at_most("network.max_connections", "Connections in all"),
     # A credential is injected as it stands or not at all: of two different ones neither is narrower.
-    Dimension(key="network.credential", label="Keys lent to its requests", words=_each(words.credential, "none"),
+    Dimension(key="network.credential", label="Keys injected into its requests", words=_each(words.credential, "none"),
               within=lambda a, b: all(each in b for each in a),
               meet=lambda a, b: tuple(sorted((each for each in a if each in b), key=lambda each: each.name))),
     _at_most("limits.wall_seconds", "Seconds of real time"),

@@ -138,7 +138,7 @@ def read(content: bytes) -> list[Head]:
         match = _LINE.fullmatch(line)
         if match is None:
             if number == len(lines) and not content.endswith(b"\n") and _PART.fullmatch(line):
-                _log.warning("Line %d of the anchors was cut short, as by a full disk: it is passed over.", number)
+                _log.warning("Line %d of the anchors is truncated, as by a full disk: it is passed over.", number)
                 break
             raise ValueError(f"line {number} is no anchor: it is SEQ:HASH, as `glovebox audit head` prints it")
         found.append(chain.parse_anchor(match[1].decode()))

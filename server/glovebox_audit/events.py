@@ -146,7 +146,7 @@ class ArtifactRefused(CallEvent, kind="artifact.refused"):
 
 
 class ScanEvent(Event):
-    """Anything that was looked into for what acts when it is opened, or could not be."""
+    """Anything that was scanned for what acts when it is opened, or could not be."""
 
     name: str
     uri: str
@@ -157,7 +157,7 @@ class ScanEvent(Event):
 
 
 class ArtifactScanned(ScanEvent, CallEvent, kind="artifact.scanned"):
-    """An output file was looked into, or could not be; before the call's result."""
+    """An output file was scanned, or could not be; before the call's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class ApprovalEvent(Event):
 
 
 class ApprovalRequested(ApprovalEvent, kind="approval.requested"):
-    """A call waits for a yes. On disk before anybody can see the question."""
+    """A call waits for an approval. On disk before anybody can see the question."""
 
     asked_by: str
     client: str | None = None
@@ -263,7 +263,7 @@ class ApprovalAnswered(ApprovalEvent, kind="approval.answered"):
 
 
 class ApprovalWithdrawn(ApprovalEvent, kind="approval.withdrawn"):
-    """A question, or a yes that was not used, was taken back."""
+    """A question, or an unused approval, was withdrawn."""
 
     by: str
 
@@ -285,7 +285,7 @@ class GrantEvent(ApprovalEvent):
 
 
 class GrantMade(GrantEvent, kind="grant.made"):
-    """A yes lifts a denial, for one call or for a run. On disk before it does."""
+    """An approval lifts a denial, for one call or for a run. On disk before it does."""
 
     reach: Reach
     seconds: float
@@ -309,7 +309,7 @@ class PromotedFile:
 
 
 class ProposalScanned(ScanEvent, kind="proposal.scanned"):
-    """An artifact that a call proposes was looked into, or could not be. On disk before anybody is asked about it."""
+    """An artifact that a call proposes was scanned, or could not be. On disk before anybody is asked about it."""
 
     asked_by: str
     principal: str
@@ -370,21 +370,21 @@ class RequestsRefused(Event, kind="requests.refused"):
 
 
 class PolicyChanged(Event, kind="policy.changed"):
-    """Another policy is in force from now on; calls under way keep what they were decided with."""
+    """Another policy is in effect from now on; calls under way keep what they were decided with."""
 
     policy_digest: str
     before: str
 
 
 class PolicyRefused(Event, kind="policy.refused"):
-    """The policy's file was changed, and cannot be in force: the one before stays."""
+    """The policy's file was changed, and cannot be in effect: the one before stays."""
 
     where: str
     policy_digest: str
 
 
 class ProfileLoaded(Event, kind="profile.loaded"):
-    """A profile is in force from now on."""
+    """A profile is in effect from now on."""
 
     tool: str
     digest: str
@@ -451,7 +451,7 @@ class StopMade(Event, kind="stop.made"):
 
 
 class StopLifted(Event, kind="stop.lifted"):
-    """A stop is no longer in force."""
+    """A stop is no longer in effect."""
 
     stop: str
     by: str
@@ -483,7 +483,7 @@ class TokenCreated(Event, kind="token.created"):
 
 
 class TokenRevoked(Event, kind="token.revoked"):
-    """An operator ended a token. It is gone before this is written, so that nothing can keep it in force."""
+    """An operator ended a token. It is gone before this is written, so that nothing can keep it in effect."""
 
     principal: str
     by: str

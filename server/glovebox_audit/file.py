@@ -138,7 +138,7 @@ class LogFile:
             try:
                 self._rotate()
             except (OSError, AuditError) as error:
-                _log.warning("The audit log goes on in one file, not sealed: %s", error)
+                _log.warning("The audit log continues in one file, not sealed: %s", error)
         return records
 
     @contextlib.contextmanager

@@ -369,7 +369,7 @@ def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], verif
             verifier.expect(chain.parse_head(snapshot.head or b""), "head")
         except EvidenceError:
             how = "missing" if snapshot.head is None else "damaged"
-            verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
+            verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a lost end would not show", file=HEAD_NAME)
         for stray in snapshot.strays:
             verifier.note(None, None, "foreign", "it is no segment of the log", file=stray)
         following: int | None = None

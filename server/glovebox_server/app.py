@@ -132,7 +132,7 @@ def profile_directories(settings: Settings) -> list[Path]:
     own = settings.profiles_dir
     for beside in (own.parent / f"{tool}.toml" for tool in TOOLS if own.name == "profiles"):
         if os.path.lexists(beside):
-            raise ProfileError(beside, None, "", "is not in force: it lies one folder too high", f"Move it into {own}.")
+            raise ProfileError(beside, None, "", "has no effect: it lies one folder too high", f"Move it into {own}.")
     unused = "profiles_dir" not in settings.model_fields_set and is_absent(own)
     return [SHIPPED] if unused else [SHIPPED, own]
 

@@ -3,7 +3,7 @@
 These tests name no part between ``app.broker.submit`` and the sandbox, so that those parts can be replaced. Each
 docstring begins with the numbers of the rows that it holds:
 
- 1 Output is watched before it is masked.            7 A proposal is looked into, asked about, and made whole.
+ 1 Output is watched before it is masked.            7 A proposal is scanned, asked about, and made whole.
  2 Secrets are masked wherever they would be kept.   8 Hosts refused during a run become questions after it.
  3 A call has one decision and one end.              9 Sandboxes are prepared without a call.
  4 Denials are recorded; what is no call is not.    10 Files are there with their call's records, or not at all.

@@ -1,4 +1,4 @@
-"""Files that a call gives back, looked into before its result: at real servers, each file in a sandbox of its own."""
+"""Files that a call gives back, scanned before its result: at real servers, each file in a sandbox of its own."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ FILES = {
 
 
 def options(directory: Path, *, scan: bool = True) -> list[str]:
-    """Of a server whose profile has files looked into."""
+    """Of a server whose profile has files scanned."""
     profiles = directory / "config/profiles"
     profiles.mkdir(parents=True)
     text = (SHIPPED / "run_python.toml").read_text()
@@ -126,7 +126,7 @@ async def test_without_the_key_nothing_is_looked_into(tmp_path: Path) -> None:
     async with connected("stdio", "modern", options(tmp_path, scan=False), tmp_path) as client:
         result, text = await made(client, written(FILES))
     assert result.get("findings") is None
-    assert "looked into" not in text
+    assert "scanned" not in text
     kinds = [each["kind"] for each in records(tmp_path)]
     assert (kinds.count("sandbox.started"), kinds.count("artifact.scanned")) == (1, 0)
 
@@ -139,7 +139,7 @@ async def test_what_is_not_looked_into_is_said(tmp_path: Path) -> None:
         nothing, _ = await made(client, "1")
     why = {each["name"]: each["not_scanned"] for each in result["findings"]}
     assert [name for name, reason in why.items() if reason] == ["16.csv", "17.csv"]
-    assert why["17.csv"] == "of the files of a call 16 are looked into"
-    assert "17.csv: NOT looked into: of the files" in text
+    assert why["17.csv"] == "of the files of a call 16 are scanned"
+    assert "17.csv: NOT scanned: of the files" in text
     assert result["exit_code"] == 0
     assert nothing.get("findings") is None

@@ -99,7 +99,7 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
             _write(path, text)
             await _until(lambda: told(unusable=False))
 
-            # A token that is bound to a role which only a later policy has comes in once that is in force.
+            # A token that is bound to a role which only a later policy has comes in once that is in effect.
             _write(path, text.replace("[principals]", '[roles.late]\ntools = ["run_python"]\n[principals]'))
             made = await anyio.run_process([GLOVEBOX, "token", "create", "late", "--role", "late", "--json", *options])
             headers = {"Authorization": f"Bearer {json.loads(made.stdout)['token']}"}

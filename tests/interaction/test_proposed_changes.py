@@ -340,7 +340,7 @@ tool = "propose_changes"
 
 @pytest.mark.parametrize(("left", "asked"), [(19, 0), (600, 2)])
 async def test_looking_into_a_proposed_file_is_charged_to_whoever_proposes(left: int, asked: int, place: Place) -> None:
-    """Whatever is answered; with too little left nothing is looked into, and the control has enough."""
+    """Whatever is answered; with too little left nothing is scanned, and the control has enough."""
     policy = place.path / "config/policy.toml"
     policy.write_text(policy.read_text().replace("[promote]", BUDGET.format(left=left) + "\n[promote]"))
     place.person.says = "deny"

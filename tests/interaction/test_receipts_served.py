@@ -66,7 +66,7 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
 
     async with connected("http", "modern", options, tmp_path) as other:
         for uri in (named["uri"], "receipt://c_" + "0" * 26, "receipt://../x"):
-            with pytest.raises(MCPError, match="There is no such call of yours"):
+            with pytest.raises(MCPError, match="You have no such call"):
                 await other.read_resource(uri)
 
 

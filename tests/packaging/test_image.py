@@ -96,7 +96,7 @@ class Container:
             time.sleep(0.5)
 
     def wait_for(self, token: str) -> None:
-        """Until a token that was made just now is in force."""
+        """Until a token that was made just now is in effect."""
         deadline = time.monotonic() + HEALTHY_SECONDS
         headers = {"Authorization": f"Bearer {token}"}
         while (status := httpx2.get(f"{self.url}/health", headers=headers).status_code) != HTTPStatus.OK:

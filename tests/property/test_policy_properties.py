@@ -122,7 +122,7 @@ def test_the_order_of_roles_does_not_matter(base: Profile, one: Role, other: Rol
 
 @given(profiles(), roles("a"), roles("a"))
 def test_a_diff_without_widening_leaves_nobody_more(base: Profile, before: Role, after: Role) -> None:
-    """What a reviewer is told to be no widening is none: by the rights that are in force then."""
+    """What a reviewer is told to be no widening is none: by the rights that are in effect then."""
     a, b = (Policy(version=1, default="a", roles={"a": each}) for each in (before, after))
     old, new = left(a, ("a",), {TOOL: base}), left(b, ("a",), {TOOL: base})
     if old is None or new is None or any(each.direction == "widening" for each in diff(a, b, {TOOL: base})):
@@ -154,7 +154,7 @@ _NAMES = st.sampled_from(["token:a", "token:ab", "token:a*", "token:*", "oauth:h
 def test_whoever_is_nobody_may_do_nothing(
     principals: dict[str, str], default: str | None, who: str, granted: list[str], workflow: str | None
 ) -> None:
-    """Roles are known ones, at least one is in force, and what is not known is refused, never ignored."""
+    """Roles are known ones, at least one is in effect, and what is not known is refused, never ignored."""
     policy = Policy(
         version=1, default=default, roles={"a": Role(), "b": Role()}, principals=principals, workflows={"known": "b"}
     )

@@ -150,7 +150,7 @@ async def test_scopes_stand_for_what_the_policy_in_force_says(scene: Scene) -> N
 async def test_a_change_that_is_not_valid_changes_nothing_and_is_told(
     scene: Scene, broken: str | None, where: str, reason: str
 ) -> None:
-    """Once on record and in /health; with the file put right it is in force, and nothing is told any more (control)."""
+    """Once on record and in /health; with the file put right it is in effect, and nothing is told (control)."""
     scene.in_force.require("nightly")
     before = scene.in_force.now
     if broken is None:

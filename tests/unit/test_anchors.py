@@ -130,7 +130,7 @@ async def test_a_line_that_a_full_disk_cut_short_loses_no_other(
             with pytest.raises(OSError, match="took a part of it"):
                 await anchors.keep(heads[1], f"file:{place}")
     assert anchors.read(place.read_bytes()) == heads[:1]
-    assert "Line 2 of the anchors was cut short" in caplog.text
+    assert "Line 2 of the anchors is truncated" in caplog.text
     await anchors.keep(heads[2], f"file:{place}")
     assert anchors.read(place.read_bytes()) == [heads[0], heads[2]]
 

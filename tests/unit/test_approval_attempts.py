@@ -231,7 +231,7 @@ async def test_a_yes_over_runs_is_good_for_one_call_of_the_caller_after_a_reconn
     """Nothing else that a yes is bound to may differ; the control is a rule that says nothing of reach."""
     async with a_desk(tmp_path / "s") as desk:
         question = await desk.asked(_of("r_1"))
-        assert "also in another run of it, for an hour after the yes" in shown(question).replace("\n  ┆ ", "")
+        assert "also in another run of it, for an hour after it" in shown(question).replace("\n  ┆ ", "")
         assert await desk.answer(question) == "allowed"
         answered = next(record for record in desk.records() if record.kind == "approval.answered")
         assert (answered.data["run"], answered.data["reach"]) == ("r_1", "caller")

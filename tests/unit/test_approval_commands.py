@@ -115,7 +115,7 @@ async def test_a_no_after_a_yes_takes_it_back_and_says_so(desk: Desk) -> None:
     question = await desk.asked(made)
     assert _run(desk, "allow", question.id).exit_code == OK
     told = _run(desk, "deny", question.id).output
-    assert told == f"{question.id} is denied: the yes is taken back, and no call has used it.\n"
+    assert told == f"{question.id} is denied: the approval is withdrawn, and no call has used it.\n"
     assert [each.kind for each in desk.records()[-2:]] == ["approval.answered", "grant.revoked"]
     assert (await desk.decided(again(made))).rule == "approval.denied"
     other = await desk.asked(proposal("print(2)"))

@@ -130,10 +130,10 @@ def test_what_changed_since_the_last_yes_is_shown() -> None:
 def test_what_it_may_do_is_said() -> None:
     text = unfolded(asked("1", timeout_seconds=5))
     assert "What it may reach:\n  - Nothing. The sandbox has no network." in text
-    assert "a yes is not bound to them" in text
+    assert "an approval is not bound to them" in text
     assert "  │ timeout_seconds = 5" in text
     quiet = asked("1")
-    assert "a yes is not bound to them" not in unfolded(replace(quiet, subject=replace(quiet.subject, workspace="")))
+    assert "is not bound to them" not in unfolded(replace(quiet, subject=replace(quiet.subject, workspace="")))
 
 
 def test_what_goes_in_what_is_lifted_and_how_many_have_to_say_yes_is_shown() -> None:

@@ -112,7 +112,7 @@ def test_the_type_comes_from_the_bytes(name: str, data: bytes, media_type: str) 
         ("a.xml", b"<?xml version='1.0'?><gpx/>", "text/plain", "it is markup"),
         ("a.txt", b"<video src=x onerror=alert(1)>", "text/plain", "it is markup"),
         ("a.txt", b"<!--" + b"x" * HEAD_BYTES + b"--><script>", "text/plain", "it is markup"),
-        ("a.txt", b" " * HEAD_BYTES + b"<script>", "text/plain", "so many blanks"),
+        ("a.txt", b" " * HEAD_BYTES + b"<script>", "text/plain", "too many blanks"),
         ("a.md", "hello \U000e0049\U000e0067".encode(), "text/plain", "nobody sees"),
         ("a.md", "hel\u200blo".encode(), "text/plain", "nobody sees"),
         ("a.log", b"x\x1b]0;owned\x07", "text/plain", "terminal control"),

@@ -254,7 +254,7 @@ def test_a_page_of_another_version_is_never_called_proved(other: str, directory:
     told, others = archive.evidence_in(forged(made(directory), lambda fields: fields.update(version=other)))
     (tmp_path / "key.pem").write_text(public_pem(segments.PUBLIC))
     edited = {**others, archive.REPORT: others[archive.REPORT].replace(b"c_2", b"c_3")}
-    for parts, said, proved in ((others, "PROVED with", True), (edited, "PROVED but for report.html with", False)):
+    for parts, said, proved in ((others, "PROVED with", True), (edited, "PROVED except report.html with", False)):
         file = tmp_path / "run.bundle"
         file.write_bytes(archive.written(told, parts))
         words = ["bundle", "verify", str(file), "--key", str(tmp_path / "key.pem")]
@@ -309,7 +309,7 @@ def test_what_is_not_sealed_makes_no_bundle(directory: Path) -> None:
     """Nothing would show that there is no more; once sealed it is there (the control)."""
     log = LogFile(directory, "s_2", segments.rotation(1 << 30))
     record(log, decided("c_late"), OURS)
-    with pytest.raises(EvidenceError, match="go on being written"):
+    with pytest.raises(EvidenceError, match="still being written"):
         made(directory)
     log.seal()
     log.close()

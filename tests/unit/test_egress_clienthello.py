@@ -35,7 +35,7 @@ def test_a_hello_may_span_records() -> None:
         (b"\x16\x03\x01\xff\xff", "impossible length"),
         (b"\x16\x03\x01\x00\x04\x02\x00\x00\x00", "not a ClientHello"),
         (b"\x16\x03\x01\x00\x04\x01\xff\xff\xff", "announces more than"),
-        (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03", "cut short"),
+        (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03", "truncated"),
         (made_hello(), "no server name"),
         (made_hello((10, b"")), "no server name"),
         (made_hello(server_name()), "no server name"),

@@ -63,7 +63,7 @@ async def refused(kind: str, meta: Mapping[str, Any], body: bytes = b"") -> tupl
 @pytest.mark.parametrize(
     ("kind", "meta", "rule", "reason"),
     [
-        ("socks", REQUEST, "egress.kind", "no such way out"),
+        ("socks", REQUEST, "egress.kind", "way out does not exist"),
         ("request", {}, "egress.malformed", "cannot be read"),
         ("request", CONNECT, "egress.malformed", "cannot be read"),
         ("request", {**REQUEST, "more": 1}, "egress.malformed", "cannot be read"),
@@ -76,7 +76,7 @@ async def refused(kind: str, meta: Mapping[str, Any], body: bytes = b"") -> tupl
         ("connect", REQUEST, "egress.malformed", "cannot be read"),
         ("connect", {"authority": "a" * 513}, "egress.malformed", "cannot be read"),
         ("connect", {"authority": None}, "egress.malformed", "cannot be read"),
-        ("certificate", CONNECT, "egress.kind", "no such way out"),
+        ("certificate", CONNECT, "egress.kind", "way out does not exist"),
     ],
 )
 async def test_what_cannot_be_read_never_comes_to_the_gate(

@@ -119,7 +119,7 @@ def test_a_name_leads_nowhere_else(name: str, settings: Settings) -> None:
 
 
 def test_the_default_is_nobody_elses(settings: Settings) -> None:
-    """A file of that name would not be in force; said, not ignored. One of another shipped name replaces it."""
+    """A file of that name would not be in effect; said, not ignored. One of another shipped name replaces it."""
     assert written(settings, "viz").path == settings.environments_dir / "viz.toml"
     with pytest.raises(MisnamedError, match="default is the shipped environment's name"):
         written(settings, "default")

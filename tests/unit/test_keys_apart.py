@@ -1,4 +1,4 @@
-"""A key that tools could read, or that may come back unseen, is no part of what is in force."""
+"""A key that tools could read, or that may come back unseen, is no part of what is in effect."""
 
 import re
 from collections.abc import Mapping

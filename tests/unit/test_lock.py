@@ -1,4 +1,4 @@
-"""The lock of what is in force: what it says, what it refuses, and who signed it."""
+"""The lock of what is in effect: what it says, what it refuses, and who signed it."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_a_server_starts_with_what_was_locked_and_with_nothing_else(scene: Scene
 
 
 def test_a_policy_that_changes_while_a_server_runs_is_refused_where_it_was_locked(scene: Scene) -> None:
-    """What was in force stays; the control has no lock, and takes it."""
+    """What was in effect stays; the control has no lock, and takes it."""
     scene.locked()
     scene.start()
     assert (scene.changed, scene.problem) == (True, None)
@@ -188,7 +188,7 @@ def test_a_policy_that_was_not_locked_or_is_gone_is_a_difference(scene: Scene, g
 
 
 def test_a_lock_that_was_edited_or_that_others_could_write_is_none(scene: Scene) -> None:
-    """Another value or digest differs from what is in force; another form, or access for others, is refused as such."""
+    """Another value or digest differs from what is in effect; another form, or others' access, is refused as such."""
     scene.locked()
     text = scene.lock.read_text()
     scene.replace(scene.lock, '"wall_seconds": 10.0', '"wall_seconds":  10.0')

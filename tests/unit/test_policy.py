@@ -40,7 +40,7 @@ def test_without_a_profile_nothing_is_allowed() -> None:
 
 
 def test_a_decision_names_its_profile() -> None:
-    """By the digest of what was in force."""
+    """By the digest of what was in effect."""
     assert decide(TOOLS["run_python"], PYTHON, profile("run_python")).profile_digest == digest(profile("run_python"))
     assert decide(TOOLS["run_python"], PYTHON, profile("run_python"), "sha256:known").profile_digest == "sha256:known"
 

@@ -228,7 +228,7 @@ def test_a_directory_that_cannot_be_one_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_set_cannot_be_changed(tmp_path: Path) -> None:
-    """What was loaded and digested is what is in force."""
+    """What was loaded and digested is what is in effect."""
     write(tmp_path, "probe.toml", MINIMAL)
     loaded = load([tmp_path], check_example=None)
     with pytest.raises(TypeError):
@@ -313,7 +313,7 @@ def test_hidden_files_and_other_names_are_not_profiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_may_be_meant_as_a_profile_and_is_none_is_an_error(name: str, tmp_path: Path) -> None:
-    """An operator would believe it to be in force, and the wider shipped one is. What means no tool is let lie."""
+    """An operator would believe it to be in effect, and the wider shipped one is. What means no tool is let lie."""
     mine = tmp_path / "mine"
     for harmless in ("README.md", "notes.txt", ".git/probe.toml", "old/README.md"):
         write((mine / harmless).parent, Path(harmless).name, "text")
@@ -323,7 +323,7 @@ def test_what_may_be_meant_as_a_profile_and_is_none_is_an_error(name: str, tmp_p
     with pytest.raises(ProfileError) as caught:
         load([shipped, mine], check_example=None, tools=["probe", "other"])
     assert caught.value.path == mine / (name if "/" not in name or "old" in name else "probe.toml.d")
-    assert caught.value.reason == "is not in force, and may be meant as the profile of probe"
+    assert caught.value.reason == "is not in effect, and may be meant as the profile of probe"
     assert str(mine / "probe.toml") in caught.value.fix
 
 
@@ -342,7 +342,7 @@ def test_what_nobody_reads_is_an_error_whatever_it_is_called(*, name: str, besid
         write(mine, "probe.toml", MINIMAL)
     assert list(load([shipped, mine], check_example=None, tools=["probe"])) == ["probe"]
     write((mine / name).parent, Path(name).name, MINIMAL)
-    with pytest.raises(ProfileError, match="is not in force, and may be meant as a profile") as caught:
+    with pytest.raises(ProfileError, match="is not in effect, and may be meant as a profile") as caught:
         load([shipped, mine], check_example=None, tools=["probe"])
     assert caught.value.path == mine / name
 
@@ -353,7 +353,7 @@ def test_a_linked_folder_is_not_read_and_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/strict").symlink_to(real)
     assert list(load([real], check_example=None, tools=["probe"])) == ["probe"]
-    with pytest.raises(ProfileError, match="strict: is not in force, and may be meant as a profile"):
+    with pytest.raises(ProfileError, match="strict: is not in effect, and may be meant as a profile"):
         load([tmp_path / "mine"], check_example=None, tools=["probe"])
 
 

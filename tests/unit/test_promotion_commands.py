@@ -128,12 +128,12 @@ def test_what_cannot_be_cleared_away_is_said_and_in_force(place: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(TargetFolder, "clear", clear)
         status, text = run(place, *words, "--expect", digest)
-        assert (status, "is in force, but" in text, "could not be cleared away" in text) == (OK, True, True), text
+        assert (status, "is in effect, but" in text, "could not be cleared away" in text) == (OK, True, True), text
         assert {**held(place / "reports"), **FILES} == held(place / "reports")
         status, text = run(place, "promotions")
-        assert (status, "is in force, but what was laid ready" in text, "not empty" in text) == (OK, True, True)
+        assert (status, "is in effect, but what was laid ready" in text, "not empty" in text) == (OK, True, True)
     status, text = run(place, "promotions")
-    assert (status, "in force" in text) == (OK, True)
+    assert (status, "in effect" in text) == (OK, True)
     assert held(place / "reports") == FILES
 
 
@@ -158,7 +158,7 @@ def test_promoted_listed_and_put_back_on_record(place: Path) -> None:
     assert held(place / "reports") == FILES
     assert not (place / "reports/plots/run.sh").stat().st_mode & 0o111
     status, text = run(place, "promotions")
-    assert (status, "in force" in text, identity in text) == (OK, True, True)
+    assert (status, "in effect" in text, identity in text) == (OK, True, True)
     assert run(place, "rollback", identity) == (OK, f"3 files of {identity} put back.\n")
     assert held(place / "reports") == {"a.csv": b"a,0\n"}
     assert not (place / "reports/plots").exists()

@@ -271,7 +271,7 @@ def test_a_process_that_dies_at_any_step_leaves_all_or_nothing(tmp_path: Path, m
         outcomes.append(require_whole(place))
         if status == 0:
             break
-    assert outcomes == sorted(outcomes, reverse=True)  # from one step on it is in force
+    assert outcomes == sorted(outcomes, reverse=True)  # from one step on it is in effect
     assert outcomes.count("before") > 20
     assert outcomes.count("after") > 3
 
@@ -362,7 +362,7 @@ async def test_a_server_puts_back_what_was_interrupted_before_it_serves(
 
 
 def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: Place) -> None:
-    """A folder that somebody made beside what was laid ready: all is said to be in force until it is gone, and then."""
+    """A folder that somebody made beside what was laid ready: all is said to be in effect until it is gone."""
 
     def record(event: Event) -> None:
         assert isinstance(event, PromotionApplied)
@@ -373,7 +373,7 @@ def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: 
     assert {**held(place.folder), **AFTER} == held(place.folder)
     (found,) = place.recover()
     assert found.promotion.state in transaction.IN_FORCE
-    assert "is in force, but what was laid ready cannot be cleared away yet: " in str(found)
+    assert "is in effect, but what was laid ready cannot be cleared away yet: " in str(found)
     assert "nothing was changed" not in str(found)
     assert held(place.folder) == AFTER  # what it replaced does not lie about
     (place.folder / done.stage / "x").rmdir()
@@ -382,7 +382,7 @@ def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: 
     assert require_whole(place) == "after"
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["in force", "put back"])
+@pytest.mark.parametrize("fails", [False, True], ids=["in effect", "put back"])
 def test_what_cannot_be_cleared_away_is_in_nobodys_way(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
@@ -403,7 +403,7 @@ def test_what_cannot_be_cleared_away_is_in_nobodys_way(
     assert left.state == ("undone" if fails else "moved")
     (found,) = place.recover()
     assert found.settled
-    assert f"{'was put back' if fails else 'is in force'}, but what was laid ready cannot be cleared" in str(found)
+    assert f"{'was put back' if fails else 'is in effect'}, but what was laid ready cannot be cleared" in str(found)
     transaction.require_settled([found])
     if fails:
         done = place.promote()

@@ -1,4 +1,4 @@
-"""What is written so that a scanner passes over it is found, or said not to have been looked into; with near misses."""
+"""What is written so that a scanner passes over it is found, or said not to have been scanned; with near misses."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ def between(hidden: bytes, archive: bytes) -> bytes:
         ("a.pdf", pdf("/Filter %\n/AHx", HEX), "PDF: a program to start"),
         ("a.pdf", pdf("/Filter /AHx /P (1 0 obj)", HEX), "PDF: a program to start"),
         ("a.pdf", pdf("/Filter /AHx /P (endstream)", HEX), "PDF: a program to start"),
-        ("a.pdf", pdf("".join(f"/Filter /A{n}" for n in range(9)), b"x"), "in a form that was not looked into"),
+        ("a.pdf", pdf("".join(f"/Filter /A{n}" for n in range(9)), b"x"), "in a form that was not scanned"),
         ("a.pdf", pdf(f"/Type /ObjStm {PREDICTED} /X /Image", zlib.compress(b"\2x")), "in a form that was not"),
         ("a.pdf", pdf(f"/First 9 {PREDICTED} /X /XRef", zlib.compress(b"\2x")), "in a form that was not"),
         ("a.pdf", b"%PDF-1.4 << /S /Sound >>", "PDF: film or sound"),
@@ -77,18 +77,18 @@ def between(hidden: bytes, archive: bytes) -> bytes:
         # Archives: entries that a reader from the beginning finds, and kinds that nothing here reads.
         ("a.zip", between(zipped({"a.html": b"<script>"}), zipped({"a.txt": b"x"})), "its directory does not name"),
         ("a.zip", zipped({"b.sh": b"x"}) + zipped({"a.txt": b"x"}), "its directory does not name"),
-        ("a.bin", b"\xed\xab\xee\xdb\3\0", "an archive, which was not looked into"),
-        ("a.bin", b"070701" + b"0" * 104, "an archive, which was not looked into"),
-        ("a.bin", b"\x1f\x9d\x90", "an archive, which was not looked into"),
-        ("a.bin", b"LZIP\1", "an archive, which was not looked into"),
-        ("a.bin", b"\x20\0-lh5-", "an archive, which was not looked into"),
+        ("a.bin", b"\xed\xab\xee\xdb\3\0", "an archive, which was not scanned"),
+        ("a.bin", b"070701" + b"0" * 104, "an archive, which was not scanned"),
+        ("a.bin", b"\x1f\x9d\x90", "an archive, which was not scanned"),
+        ("a.bin", b"LZIP\1", "an archive, which was not scanned"),
+        ("a.bin", b"\x20\0-lh5-", "an archive, which was not scanned"),
         ("a.txt", ("token " + TOKEN.decode()).encode("utf-16"), FOUND),
         ("a.txt", ("token " + TOKEN.decode()).encode("utf-16-be"), FOUND),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_is_disguised_is_found(name: str, data: bytes, told: str) -> None:
-    """Or said not to have been looked into."""
+    """Or said not to have been scanned."""
     assert any(told in each for each in scan(data, name)), scan(data, name)
 
 

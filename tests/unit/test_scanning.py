@@ -1,4 +1,4 @@
-"""What is told of a file that was to be looked into, whatever becomes of that. No real sandbox."""
+"""What is told of a file that was to be scanned, whatever becomes of that. No real sandbox."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ inputs = true
 
 
 def scanned(scene: Scene, tmp_path: Path, scan: Callable[[Guest], Awaitable[None]]) -> Scene:
-    """A broker whose profile has files looked into: the second sandbox of a call, and each after it, does ``scan``."""
+    """A broker whose profile has files scanned: the second sandbox of a call, and each after it, does ``scan``."""
     text = (SHIPPED / "run_python.toml").read_text().replace("output = true", "output = true\nscan = true", 1)
     (tmp_path / "run_python.toml").write_text(text)
     rights = Rights(profiles=load([SHIPPED, tmp_path], check_example=check_example), workspace=None)
@@ -117,7 +117,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("printed", ["", "{", "[]", "{}", *HOSTILE])
 async def test_what_says_nothing_is_not_clean(printed: str, scene: Scene, tmp_path: Path) -> None:
-    """The scanner was ended, or taken over: the file was not looked into, and the call goes on."""
+    """The scanner was ended, or taken over: the file was not scanned, and the call goes on."""
     entry, sandbox = await told(scanned(scene, tmp_path, lambda guest: say(guest, printed)))
     assert entry["not_scanned"] == "the scanner gave no findings, which the file may have brought about"
     assert sandbox["sandbox_id"] == "s2"
@@ -149,7 +149,7 @@ async def test_without_a_sandbox_it_is_said(scene: Scene, tmp_path: Path) -> Non
 
 
 async def test_a_scan_ends_with_the_time_for_all(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sandbox is gone then, and the file was not looked into."""
+    """Its sandbox is gone then, and the file was not scanned."""
     monkeypatch.setattr(proposing, "MAX_SCAN_SECONDS", 0.05)
     entry, _ = await told(scanned(scene, tmp_path, lambda _: anyio.sleep_forever()))
     assert entry["not_scanned"].endswith("seconds that there are for the files of a call were over")
@@ -216,7 +216,7 @@ async def test_a_proposal_shows_what_was_found_and_what_was_not_looked_into() ->
         "  a.html: 14 findings",
         *["  ! found: markup: a script"] * 12,
         "  ! and 2 more, which are on record",
-        "  ! b⟪U+202E⟫.csv was NOT looked into: the scanner failed on it",
+        "  ! b⟪U+202E⟫.csv was NOT scanned: the scanner failed on it",
         "  c.csv: nothing was found",
         "what would change",
     ]
@@ -235,7 +235,7 @@ async def test_nobody_is_asked_about_findings_that_are_not_on_record() -> None:
 
 
 def a_file(scan: proposing.Scan) -> Input:
-    """The artifact that was looked into."""
+    """The artifact that was scanned."""
     return Input(name=scan.name, uri=scan.uri, sha256=scan.sha256, bytes=1)
 
 

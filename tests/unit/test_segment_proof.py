@@ -59,7 +59,7 @@ def test_every_call_of_a_sealed_segment_can_be_proved(directory: Path) -> None:
 def test_what_is_not_sealed_yet_cannot_be_proved(directory: Path) -> None:
     """Nobody has signed it; once it is sealed it can (the control)."""
     segments.fill(directory, 1, first=99, size=10**9)
-    with pytest.raises(EvidenceError, match="go on being written"):
+    with pytest.raises(EvidenceError, match="still being written"):
         made(directory, "c_99")
     file = LogFile(directory, "s_2", segments.rotation(10**9))
     assert file.seal() is not None

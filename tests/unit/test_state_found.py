@@ -216,7 +216,7 @@ def test_root_opens_a_directory_as_its_owner_also_below_one_that_root_alone_may_
     assert status == NO_SERVER, text
     assert machine.program("token", "create", "ci")[0] == OK
     status, text = machine.program("stops", "list")
-    assert (status, "1 stop in force" in text) == (OK, True)
+    assert (status, "1 stop in effect" in text) == (OK, True)
     failed = [
         machine.program(*words)[0] for words in (("resume",), ("audit", "show", "c_0"), ("policy", "explain", "x"))
     ]

@@ -1,4 +1,4 @@
-"""``glovebox stop``, ``resume`` and ``stops``: recorded before they act, and in force whatever the disk does."""
+"""``glovebox stop``, ``resume`` and ``stops``: recorded before they act, and in effect whatever the disk does."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def test_where_the_disk_is_full_everything_is_stopped_instead(state: Path, monke
     assert "Everything is stopped" in text
     monkeypatch.undo()
     assert run(state, "resume", "--all") == (OK, f"1 stop lifted in {state} (no live server).\n")
-    assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
+    assert run(state, "stops", "list") == (OK, f"0 stops in effect in {state} (no live server).\n")
 
 
 FULL_DISK = """
@@ -179,7 +179,7 @@ def test_stops_whose_place_is_gone_are_not_said_to_be_none(state: Path) -> None:
     """Servers that run stop everything then; the controls are a place that nobody used, and one made anew."""
     stops_of(state).add("s_" + "2" * 26, b"")
     shutil.rmtree(state / "governance" / "stops")
-    assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
+    assert run(state, "stops", "list") == (OK, f"0 stops in effect in {state} (no live server).\n")
     load_key(state)
     for words in ((), ("--json",)):
         status, text = run(state, "stops", "list", *words)
@@ -187,7 +187,7 @@ def test_stops_whose_place_is_gone_are_not_said_to_be_none(state: Path) -> None:
         assert "it is gone" in text
         assert "glovebox resume --all" in text
     assert run(state, "resume", "--all")[0] == OK
-    assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
+    assert run(state, "stops", "list") == (OK, f"0 stops in effect in {state} (no live server).\n")
 
 
 def test_where_nothing_can_be_made_the_command_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_hosts_come_down_to_those_that_were_reached(tmp_path: Path) -> None:
 
 
 def test_methods_of_the_same_paths_are_one_rule(tmp_path: Path) -> None:
-    """As the rule in force has them; the control is a further path of one method, which gives two rules."""
+    """As the rule in effect has them; the control is a further path of one method, which gives two rules."""
     events: list[Event] = []
     for number, (path, method) in enumerate((("numpy", "GET"), ("numpy", "HEAD"), ("flask", "GET"))):
         page = {**PAGE, "url": f"https://pypi.org/simple/{path}/", "method": method}
@@ -185,7 +185,7 @@ def test_refused_connections_count_and_a_call_without_an_end_narrows_no_network(
 def test_what_is_suggested_loads_and_lets_the_same_calls_through(tmp_path: Path, tool: str) -> None:
     """`check` takes the file, whatever the umask; it is not replaced, nor written where no profile may have its name.
 
-    It says on how many calls each limit rests. It is within what is in force; a call beside it is refused.
+    It says on how many calls each limit rests. It is within what is in effect; a call beside it is refused.
     """
     if tool == "run_python":
         events, fits, beside = ran(1), CODE, {**CODE, "timeout_seconds": 29.0}

@@ -69,7 +69,7 @@ def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path) -> None:
 
 
 def test_more_files_than_tokens_may_be_are_refused_and_change_nothing_that_runs(tmp_path: Path) -> None:
-    """At the start, and while a server runs: those in force stay, and one that is removed goes (the control)."""
+    """At the start, and while a server runs: those in effect stay, and one that is removed goes (the control)."""
     place = tmp_path / "t"
     for number in range(tokens.MAX_TOKENS):
         assert tokens.create(place, f"t{number}")

@@ -109,7 +109,7 @@ def test_a_limit_cuts_the_entries_and_not_the_count(workspace: Workspace) -> Non
 
 
 def test_a_large_folder_is_given_as_an_overview(workspace: Workspace) -> None:
-    """What fits is shown to the end, small folders first; a closed one says what is in it, and can be looked into."""
+    """What fits is shown to the end, small folders first; a closed one says what is in it, and can be scanned."""
     for number in range(40):
         workspace.write(f"data/{number % 4}/{number:02}.bin", b"x" * number)
     value = workspace.run("list", limit=20)
@@ -180,7 +180,7 @@ def test_of_too_many_names_in_one_folder_the_folders_are_shown(workspace: Worksp
 
 
 def test_what_git_ignores_is_left_out_counted_and_found_when_asked_for(workspace: Workspace) -> None:
-    """By an argument, or by name; a folder counts once, and is not looked into."""
+    """By an argument, or by name; a folder counts once, and is not scanned."""
     workspace.write(".gitignore", "*.log\nbuild/\n/deep/*\n")
     workspace.write("src/.gitignore", "!keep.log\n")
     for name in ("x.log", "src/keep.log", "build/a.txt", "build/c.log", "src/build/b.txt", "deep/down"):

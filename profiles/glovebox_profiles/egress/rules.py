@@ -1,4 +1,4 @@
-"""What a profile lets a sandbox reach, and the decision about one request. Pure: no I/O, no resolving, no clock.
+"""Egress rules of a profile, and the decision about one request. Pure: no I/O, no resolving, no clock.
 
 A rule is a product: any of its methods on any of its schemes, ports and paths of its host. A list of rules allows what
 one of them allows; an empty list allows nothing. So the intersection of two lists is exact: the union of the pairwise
@@ -86,7 +86,7 @@ class EgressDecision:
     """``network.allow[2]`` when a rule allowed it, else what refused: ``egress.host``, ``egress.path``, …"""
     reason: str
     hint: str
-    """What would be allowed, or how to ask; empty when allowed."""
+    """The hint: alternatives that are allowed, or the way to ask; empty when allowed."""
 
 
 def decide(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:

@@ -96,7 +96,7 @@ def lost_profiles(directory: Path, tools: Collection[str]) -> tuple[ProfileError
             folder = path.is_dir() and not path.is_symlink()
             what, name, lost = "a profile", "TOOL", not folder and not _HARMLESS.fullmatch(path.name.lower())
         if lost:
-            reason = f"is not in force, and may be meant as {what}"
+            reason = f"is not in effect, and may be meant as {what}"
             found.append(ProfileError(path, None, "", reason, f"Make it {directory / name}.toml, or move it away."))
     return tuple(found)
 
@@ -158,7 +158,7 @@ def read(
     """
     if path.name == _POLICY and not any_name:
         hint = f"Move it to {path.parent.parent / path.name}."
-        raise ProfileError(path, None, "", "is a policy among profiles, so it is not in force", hint)
+        raise ProfileError(path, None, "", "is a policy among profiles, so it is not in effect", hint)
     return checked(read_bytes(path), path, check_example=check_example, tools=tools, any_name=any_name)
 
 

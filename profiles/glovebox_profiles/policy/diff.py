@@ -90,7 +90,7 @@ def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> It
     if a is None or b is None:
         if a is not b:
             direction: Direction = "widening" if a is None else "narrowing"
-            sentence = "The role is new." if a is None else "The role is gone: whoever had it may call nothing."
+            sentence = "The role is new." if a is None else "The role is gone: its callers may call nothing."
             yield KeyChange("", None, None, direction, sentence)
         return
     added, removed = ([tool for tool in x.tools if tool not in y.tools] for x, y in ((b, a), (a, b)))
@@ -130,7 +130,7 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
         found = order.diff(*(narrow_profile(profiles[tool], each) for each in (before, after)))
         yield from (each for each in found if each.direction != "neutral")
         return
-    sentence = "What it narrows changed, and does not fit the profile in force: it cannot be compared."
+    sentence = "What it narrows changed, and does not fit the profile in effect: it cannot be compared."
     yield KeyChange("", _json(before), _json(after), "widening", sentence)
 
 

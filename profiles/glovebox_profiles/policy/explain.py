@@ -25,7 +25,7 @@ _EVERY = {"run": "in all", "minute": "in a minute", "hour": "in an hour", "day":
 _BY: Mapping[By, str] = {
     "client": "the person at the caller's client",
     "operator": "an operator, by `glovebox approvals`",
-    "either": "the person at the caller's client or an operator, whoever is first",
+    "either": "the person at the caller's client or an operator, the first of them",
 }
 _WHEN = {
     "always": "every call{of}",
@@ -53,7 +53,7 @@ def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: s
         Section("What it may read", _read(rights, served)),
         Section("What one call may do", _calls(rights, profiles)),
         Section("What it may spend", spent or ("No budget bounds it, beyond each call's limits.",)),
-        Section("What waits for a yes", _asked(rights)),
+        Section("Calls that wait for an approval", _asked(rights)),
         Section("What may be lifted", _lifted(rights)),
     )
 
@@ -72,12 +72,12 @@ def rule_words(rule: Rule) -> str:
             return f"{rule.host}: {counted(rule.connections, 'connection')} {_EVERY[rule.every]}."
         case Lift():
             lasts = counted(rule.expires_minutes, "minute")
-            return f"{_WHAT[rule.what]}. Who answers: {_BY[rule.by]}. A yes lasts {lasts}."
+            return f"{_WHAT[rule.what]}. Who answers: {_BY[rule.by]}. An approval lasts {lasts}."
     of = f" of {rule.tool}" if rule.tool else ""
     what = _WHEN[rule.when].format(of=of, seconds=counted(rule.seconds or 0, "second"))
     many = f"; {rule.quorum} different principals must agree" if rule.quorum > 1 else ""
     lasts = counted(CALLER_MINUTES if rule.reach == "caller" else rule.expires_minutes, "minute")
-    who = f"Who answers: {_BY[rule.by]}{many}. A yes is {_REACH[rule.reach]}, and stands for {lasts}."
+    who = f"Who answers: {_BY[rule.by]}{many}. An approval is {_REACH[rule.reach]}, and stands for {lasts}."
     return f"{rule.name}: {what}. {who}"
 
 

@@ -69,7 +69,7 @@ def parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
         raise ProfileError(path, None, "example", reason, "End it with an [[example]] of what is refused.")
     # Truncated, a role would lose its narrowing, or a principal the role that narrows.
     if behind := [key for key, line in lines.items() if key[0] != "example" and line >= first]:
-        reason, fix = "stands behind an example, and a file that was cut short would lose it", "Put the examples last."
+        reason, fix = "stands behind an example, and a truncated file would lose it", "Put the examples last."
         raise ProfileError(path, lines[behind[0]], reading.dotted(behind[0]), reason, fix)
     return policy, lines
 

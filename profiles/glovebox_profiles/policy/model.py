@@ -1,6 +1,6 @@
 """The policy as strict, frozen data: what bytes of ``policy.toml`` may say, and every default.
 
-A role can only narrow what profiles allow. What a key that is left out means is the closed choice, but for the
+A role can only narrow what profiles allow. A key that is left out means the closed choice, except for the
 workspace, the quota and the turns: those stay the server's. Reading the file is ``load``'s.
 """
 
@@ -28,13 +28,13 @@ MAX_SPENT: Final = 1 << 50
 SPENDING: Final = (
     "calls", "failures", "wall_seconds", "cpu_seconds", "disclosed_bytes", "fetched_bytes", "connections", "artifacts"
 )  # fmt: skip
-"""What a budget can bound, in the order in which it is explained."""
+"""Quantities that a budget can bound, in the order in which they are explained."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 """Of a role, a workflow, a budget or an approval: it stands in refusals and records."""
 ToolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 By = Literal["client", "operator", "either"]
-"""Who answers: the person at the caller's client, an operator by ``glovebox approvals``, or whoever is first."""
+"""Those who may answer: the person at the client, an operator by ``glovebox approvals``, or the first of them."""
 Reach = Literal["call", "run", "caller"]
 CALLER_MINUTES: Final = 60
 """Lifetime of an approval with ``reach = "caller"``: long enough for a client to reconnect."""
@@ -117,12 +117,12 @@ else:
 
 
 class Budget(Table):
-    """How much may be spent in one window; what is counted comes back when the window has passed."""
+    """Bounds of spending in one window; what is counted comes back when the window has passed."""
 
     name: Name
     """Its id in the whole file: the rule of its refusal is `budget.NAME`."""
     per: Literal["run", "principal", "workflow", "tool"]
-    """Whose spending is added up: of each run, principal, workflow, or of each tool for each principal."""
+    """Scope of the sum: each run, principal, workflow, or of each tool for each principal."""
     every: Literal["minute", "hour", "day", "run"]
     """When it refills; `run`, only where `per` is `run` too: never within the run."""
     tool: ToolName | None = None
@@ -165,16 +165,16 @@ class Approval(Table):
     seconds: Annotated[float, Field(gt=0, le=600)] | None = None
     """Only with `longer_than`."""
     by: By = "either"
-    """Who may answer."""
+    """People who may answer."""
     another_principal: bool = False
     """Wants a principal other than the caller's. An answer at the client, or by a command of the caller's own user, is
     the caller's."""
     quorum: Annotated[int, Field(ge=1, le=8)] = 1
-    """How many different principals must say yes."""
+    """Number of different principals that must approve."""
     expires_minutes: _Minutes = 10
-    """How long the question, and then the yes, stands."""
+    """Minutes for which the question, and then the approval, stands."""
     reach: Reach = "call"
-    """`call`: a yes is for one call of the run; `run`: for identical calls of the run; `caller`: for one call of the
+    """`call`: it is for one call of the run; `run`: for identical calls of the run; `caller`: for one call of the
     caller, also in another run, for an hour."""
 
     @model_validator(mode="after")
@@ -187,18 +187,18 @@ class Approval(Table):
 
 
 class Lift(Table):
-    """A denial that becomes a question: the yes is a grant, which ends by itself."""
+    """A denial that becomes a question: the approval is a grant, which ends by itself."""
 
     what: Literal["host", "tool", "budget"]
     """A public host outside the allow-list, a tool outside the role, or a spent budget."""
     by: By = "operator"
-    """Who may answer."""
+    """People who may answer."""
     expires_minutes: _Minutes = 60
-    """How long the grant lasts."""
+    """Minutes for which the grant lasts."""
 
 
 class Rate(Table):
-    """How often a host may be connected to."""
+    """Rate of connections to a host."""
 
     host: _Host
     """One host, or `*.example.org` for every subdomain of it."""
@@ -212,7 +212,7 @@ Rule = Budget | Approval | Lift | Rate
 
 
 class Role(Table):
-    """What somebody in this role may do: never more than the profiles."""
+    """Rights of this role: never more than the profiles."""
 
     tools: Annotated[tuple[ToolName, ...], LISTED, Field(max_length=256), distinct()] = ()
     """Tools it may call. What is not named here, it neither sees nor calls."""
@@ -226,17 +226,17 @@ class Role(Table):
     narrow: Annotated[dict[ToolName, Narrow], Field(max_length=256)] = Field(default={})
     """Keys of a tool's profile of which it gets less."""
     budget: Annotated[tuple[Budget, ...], LISTED, Field(max_length=MAX_RULES)] = ()
-    """What it may spend."""
+    """Budgets of the role."""
     approval: Annotated[tuple[Approval, ...], LISTED, Field(max_length=MAX_RULES)] = ()
-    """Calls that wait for a yes."""
+    """Calls that wait for an approval."""
     lift: Annotated[tuple[Lift, ...], LISTED, Field(max_length=3), distinct("what")] = ()
     """Denials that become questions."""
     rate: Annotated[tuple[Rate, ...], LISTED, Field(max_length=MAX_RULES), distinct("host", "every")] = ()
-    """How often it may connect to a host."""
+    """Rates of connections to hosts."""
 
 
 class Promote(Table):
-    """Where files may go that came out of sandboxes, once an operator has looked at them."""
+    """Folders for files that came out of sandboxes, once an operator has looked at them."""
 
     into: Annotated[dict[Name, _Path], Field(max_length=MAX_ROLES)] = Field(default={})
     """Folders by the names under which they are promoted into. Left out: nothing leaves quarantine by promotion."""
@@ -255,38 +255,38 @@ class PolicyExample(Table):
     """One call of somebody and what policy must say to it; a policy whose examples fail does not load."""
 
     principal: Principal
-    """Who calls."""
+    """The caller."""
     workflow: Name | None = None
     """For which workflow."""
     scopes: Annotated[tuple[str, ...], LISTED, Field(max_length=32)] = ()
     """Scopes of the caller's token."""
     call: ExampleCall
-    """What is called."""
+    """The call."""
     expect: Effect
-    """What policy must answer."""
+    """Expected answer of the policy."""
     rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,127}$")] | None = None
     """The rule that must decide. Left out, any rule may."""
 
 
 class Policy(Table):
-    """Who may call what, how much, and who is asked: the whole file."""
+    """The whole policy file: roles, their callers, budgets and approvals."""
 
     version: Literal[1]
     """Of the file's shape."""
     default: Name | None = None
     """The role of principals that are not named. Left out: they may call nothing."""
     roles: Annotated[dict[Name, Role], Field(max_length=MAX_ROLES)] = Field(default={})
-    """What each role may do."""
+    """Roles by name."""
     principals: Annotated[dict[Principal, Name], _Named] = Field(default={})
-    """Whose role is which. A name in full goes before one that ends in a star, a longer one before a shorter."""
+    """Roles of principals. A name in full goes before one that ends in a star, a longer one before a shorter."""
     scopes: Annotated[dict[_Scope, Name], Field(max_length=MAX_NAMED)] = Field(default={})
     """The role that a scope of an OAuth token gives."""
     workflows: Annotated[dict[Name, Name], _Named] = Field(default={})
-    """The role of a workflow, which narrows that of whoever works in it."""
+    """The role of a workflow, which narrows the roles of its callers."""
     watch: Annotated[dict[str, WatchAction], _Named] = Field(default={})
-    """What a watch rule does when it finds something."""
+    """Reaction of a watch rule that finds something."""
     promote: Promote = Field(default=Promote())
-    """Where an operator may promote files to."""
+    """Folders to which an operator may promote files."""
     example: Annotated[tuple[PolicyExample, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
     """Calls that are decided at load, with the answer they must get."""
 

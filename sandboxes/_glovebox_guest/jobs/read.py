@@ -101,7 +101,7 @@ def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int,
             made, data, shown, (width, height) = smaller.smaller(file, header.MAX_BYTES)
         except smaller.PictureError as problem:
             raise JobRefusedError(
-                "path.picture", f"The picture cannot be shown: {problem}.", "Use run_python to look into the file."
+                "path.picture", f"The picture cannot be shown: {problem}.", "Use run_python to open the file."
             ) from None
         emit.blob(made, data)
         truncated = "shown at {} × {}".format(*shown)

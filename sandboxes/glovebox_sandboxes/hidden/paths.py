@@ -46,7 +46,7 @@ def folded(found: Iterable[str]) -> tuple[str, ...]:
     kept = {each for each in kept if not shown(above(each), folders)}
     if len(kept) > MAX_MASKS:
         fix = "Put them into one folder, show them (files.reveal), or serve a smaller directory (--workspace)."
-        reason = "too much of it is named as secrets are: a sandbox has room for so many covers only"
+        reason = "too much of it is named as secrets are: a sandbox has room for no more covers"
         raise UnsupportedSpecError(FIELD, f"{reason} ({MAX_MASKS})", fix)
     return tuple(sorted(kept))
 

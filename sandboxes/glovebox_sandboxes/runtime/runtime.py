@@ -153,7 +153,7 @@ async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
         return {}, Missing(what=problem.reason, fix=problem.fix, fatal=True)
     except OSError as problem:
         fix = "Run as the user it belongs to, or choose another with --data-dir."
-        return {}, Missing(what=f"{data} cannot be looked into: {problem.strerror}", fix=fix, fatal=True)
+        return {}, Missing(what=f"{data} cannot be read: {problem.strerror}", fix=fix, fatal=True)
     try:
         for lock in _locks(data).values():
             if _find(data, lock) is None and is_built(data, lock):

@@ -246,7 +246,7 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes:
     with reading.opened(directory) as snapshot:
         current = () if snapshot.log is None else reading.records_with(snapshot.log, snapshot.size, [identity])
         if any(is_of(of, identity, record) for record in current):
-            raise EvidenceError("its records go on being written: try again once the run is over", kind="unsealed")
+            raise EvidenceError("its records are still being written: try again once the run is over", kind="unsealed")
         segments = []
         for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
             with suppress(FileNotFoundError):  # removed in this moment, the oldest first

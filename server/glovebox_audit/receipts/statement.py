@@ -35,7 +35,7 @@ class ReceiptSubject(ProofPart):
 
 
 class ReceiptCall(ProofPart):
-    """What was asked, by whom, when."""
+    """The request, its caller and its time."""
 
     id: str
     tool: str
@@ -59,7 +59,7 @@ class GivenInput(ProofPart):
 
 
 class ReceiptPolicy(ProofPart):
-    """What allowed the call."""
+    """The rules that allowed the call."""
 
     profile: str
     rule: str
@@ -107,7 +107,7 @@ class Connection(ProofPart):
 
 
 class OutcomeTold(ProofPart):
-    """How the call ended."""
+    """Outcome of the call."""
 
     kind: Literal["call.finished", "call.cancelled", "call.failed"]
     ended: str | None = None
@@ -130,7 +130,7 @@ class Position(ProofPart):
 
 
 class Server(ProofPart):
-    """Who says all this."""
+    """The server that makes the statement."""
 
     version: str
     id: str

@@ -61,7 +61,7 @@ _HTML: Final = re.compile(
     rb"<(?:!doctype\s+html|html|head|body|script|iframe|style|img|meta|link|object|embed|form|a)\b|xhtml"
 )
 _SVG: Final = re.compile(rb"<(?:\w+:)?svg\b")
-_BLANK: Final = "it begins with so many blanks that what it is cannot be told"
+_BLANK: Final = "it begins with too many blanks to recognise its type"
 _UNKNOWN: Final = "its content is of no kind that is known to be harmless"
 # Only the header that numpy writes for numbers or texts: its reader accepts any Python literal.
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html

@@ -1,4 +1,4 @@
-"""``glovebox artifact``: lists files that programs made, saves them, looks into them, and promotes them.
+"""``glovebox artifact``: lists files that programs made, saves them, scans them, and promotes them.
 
 Those that scan and make anew are calls of ``run_python`` with our own program.
 """
@@ -106,7 +106,7 @@ def describe_artifact(artifact: Artifact) -> dict[str, object]:
 @click.option("--into", metavar="FOLDER", required=True, help="One of those that [promote] of policy.toml names.")
 @click.option("--apply", is_flag=True, help="The artifact is a patch (changes.patch): change the files that it names.")
 @click.option("--expect", metavar="DIGEST", help="Do it without asking, if this is the digest of what would change.")
-@click.option("--scan", is_flag=True, help="Look into each artifact first; refuse where something is found.")
+@click.option("--scan", is_flag=True, help="Scan each artifact first; refuse where something is found.")
 @click.option("--accept-findings", "accept", is_flag=True, help="Promote despite findings of --scan, which are shown.")
 def promote(
     settings: Settings, *, uris: tuple[str, ...], into: str, apply: bool, expect: str | None, scan: bool, accept: bool
@@ -211,7 +211,7 @@ def _recover(settings: Settings) -> None:
 
 def _warn_if_uncleared(done: Promotion) -> None:
     if done.state == "moved":
-        told = f"{done.id} is in force, but {Path(done.path) / done.stage} could not be cleared away."
+        told = f"{done.id} is in effect, but {Path(done.path) / done.stage} could not be cleared away."
         err.print(f"{told} `glovebox artifact promotions` tries again, and says why.", style="yellow")
 
 

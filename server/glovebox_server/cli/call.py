@@ -42,7 +42,7 @@ MAX_ANSWER_BYTES = 4096
     "--run",
     metavar="ID",
     type=word_form("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
-    help="Go on in this run, as a refusal names it; else the call is one of its own.",
+    help="Continue this run, as a refusal names it; else the call is one of its own.",
 )
 @workflow_option
 def call(

@@ -28,7 +28,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the log."
 )
 @click.option("--trusted-proxy", multiple=True, help="Address of a proxy whose X-Forwarded-For names clients.")
-@click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
+@click.option("--oauth-issuer", metavar="URL", help="Let in callers with access tokens of this issuer, too (http).")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
 @click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
 @workflow_option

@@ -179,10 +179,10 @@ def _findings(scan: "Scan", room: int) -> dict[str, Any]:
 
 
 def _scanned(found: Sequence[Mapping[str, Any]]) -> Text:
-    lines = ["[each file was looked into for what acts when it is opened; that nothing was found proves nothing]"]
+    lines = ["[each file was scanned for what acts when it is opened; that nothing was found proves nothing]"]
     for each in found:
         told = [*each["findings"], *([f"{each['more']} more"] if each["more"] else [])]
-        what = f"NOT looked into: {each['not_scanned']}" if each["not_scanned"] else "; ".join(told)
+        what = f"NOT scanned: {each['not_scanned']}" if each["not_scanned"] else "; ".join(told)
         lines.append(f"{each['name']}: {what or 'nothing was found'}")
     return Text(text="\n".join(lines))
 

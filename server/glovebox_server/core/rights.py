@@ -242,7 +242,7 @@ class ActivePolicy:
                 await audit.append(PolicyChanged(policy_digest=found.digest or "", before=self.now.digest or ""))
                 self._take(found)
                 watch(found.policy.watch)
-                _log.warning("The policy was changed, and is in force: %s", found.digest)
+                _log.warning("The policy was changed, and is in effect: %s", found.digest)
                 for warning in order_conflicts(found.policy):
                     _log.warning("%s", warning)
             self.problem = None
@@ -269,7 +269,7 @@ class ActivePolicy:
             where = ": ".join(str(each) for each in (problem.line, problem.key) if each)
         elif not isinstance(problem, MisnamedError):
             _log.error("The policy cannot be read", exc_info=problem)
-        _log.error("The policy was changed, and is not in force; the one before stays: %s", problem)
+        _log.error("The policy was changed, and is not in effect; the one before stays: %s", problem)
         try:
             await audit.append(PolicyRefused(where=where, policy_digest=self.now.digest or ""))
         except AuditError as failure:

@@ -76,13 +76,13 @@ class EgressGate:
     """Awaited before each connection is made or refused; if it raises, nothing is dialled."""
     on_answer: Callable[[EgressAnswer], None] = lambda _: None
     keys: LentKeys | None = None
-    """None if no key is in scope."""
+    """Absent if no key is in scope."""
     on_connect: Sequence[Callable[[str], Awaitable[Refusal | None]]] = ()
     """Each counts a connection to a host against rates and budgets, or refuses it."""
     principal: str = ""
     """Look-ups are bounded for each."""
     resolver: Resolver | None = None
-    """None for the operating system's."""
+    """Resolver; by default the operating system's."""
     tls: ssl.SSLContext = field(default_factory=_system_tls)
     """Verifies servers; with the system's trust store by default."""
     connect_to: Dial = dial

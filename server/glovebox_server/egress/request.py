@@ -226,7 +226,7 @@ class BodyDecoder:
     def finish(self) -> None:
         """End the body. Raises PeerError if the compressed stream is incomplete."""
         if self._inflate is not None and self._received and not self._inflate.eof:
-            raise events.PeerError("The compressed body is cut short.")
+            raise events.PeerError("The compressed body is truncated.")
 
 
 async def request(

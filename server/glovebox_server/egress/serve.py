@@ -81,7 +81,7 @@ async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
             await stream.accept({"leaf": await find_leaf(gate, asked, gate.authority.leaf)})
             await stream.send_eof()
         else:
-            await stream.reset(refusal(RefusedError("egress.kind", "There is no such way out.", "")))
+            await stream.reset(refusal(RefusedError("egress.kind", "This way out does not exist.", "")))
     except RefusedError as refused:
         await stream.reset(refusal(refused))
     except ValidationError:
@@ -297,7 +297,7 @@ class _Fields:
     def take(self, count: int) -> bytes:
         end = self._at + count
         if end > len(self.data):
-            raise _no_hello("the ClientHello is cut short")
+            raise _no_hello("the ClientHello is truncated")
         part, self._at = self.data[self._at : end], end
         return part
 

@@ -146,7 +146,7 @@ async def complete(
         if len(typed) <= MAX_TYPED and name in PATHS & {each.name for each in prompt.arguments or ()}:
             values = await _paths(typed, principal, submit)
     elif not params.ref.uri.startswith(("artifact://{", "audit://calls/{", "receipt://{")):
-        raise MCPError(types.INVALID_PARAMS, "There is no such resource template.")
+        raise MCPError(types.INVALID_PARAMS, "This resource template does not exist.")
     elif params.ref.uri.startswith("artifact://{") and name == "id" and len(typed) <= MAX_TYPED:
         wanted = typed.casefold()
         mine = await owned(principal)

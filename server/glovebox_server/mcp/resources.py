@@ -361,10 +361,10 @@ def _unknown(call_id: str = "") -> RefusedError:
     hint = "A call's id is in the _meta and the structured content of its result."
     made = time_of(call_id)
     if made is None:
-        return RefusedError("audit.unknown", "There is no such call of yours.", hint)
+        return RefusedError("audit.unknown", "You have no such call.", hint)
     when = datetime.fromtimestamp(min(made, _LAST_TIME), UTC)
     part = f"the part of the log of {when:%Y-%m-%d %H:%M:%S} UTC, which its id names"
-    reason = f"There is no such call of yours in {part}; no other was read."
+    reason = f"You have no such call in {part}; no other was read."
     return RefusedError(
         "audit.unknown", reason, f"{hint} Where a clock was wrong, the operator has: glovebox audit show."
     )

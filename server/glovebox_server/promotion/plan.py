@@ -44,7 +44,7 @@ class PlannedFile:
 
     change: Change
     artifact: Artifact
-    """Where the change comes from."""
+    """Source of the change."""
     content: Callable[[], Iterable[bytes]]
     """Yields the new content."""
     media_type: str = ""

@@ -1,4 +1,4 @@
-"""Files looked into with ``scanner``, and promotions that a caller proposes: shown in full, and made exactly as shown.
+"""Files scanned with ``scanner``, and promotions that a caller proposes: shown in full, and made exactly as shown.
 
 Rule 1  What cannot be shown in full is refused without asking: nobody can approve what they cannot read. Its size is
         taken from the artifacts' records and the files' metadata, before anything is read.
@@ -108,7 +108,7 @@ class FileScanner:
                 scan = known.of(call.request, file) if known else None
                 found.append(scan or await self._scan(call, file))
         late = f"the {MAX_SCAN_SECONDS} seconds that there are for the files of a call were over"
-        many = f"of the files of a call {MAX_FILES} are looked into"
+        many = f"of the files of a call {MAX_FILES} are scanned"
         for number, file in enumerate(files[len(found) :], len(found)):
             found.append(_not_scanned(file, late if number < MAX_FILES else many))
         for scan in found:
@@ -307,11 +307,11 @@ def _told(work: Callable[[], _T]) -> _T:
 
 def _findings(scans: Sequence[Scan]) -> Iterator[str]:
     """Yield the findings, shown above the changes; a proposed file gets only its share of lines."""
-    yield "Each artifact was looked into for what acts when it is opened; that nothing was found proves nothing:"
+    yield "Each artifact was scanned for what acts when it is opened; that nothing was found proves nothing:"
     for scan in scans:
         name = visible(scan.name)
         if scan.not_scanned:
-            yield f"  ! {name} was NOT looked into: {scan.not_scanned}"
+            yield f"  ! {name} was NOT scanned: {scan.not_scanned}"
         elif not scan.findings and not scan.more:
             yield f"  {name}: nothing was found"
         else:

@@ -214,11 +214,11 @@ class Recovered:
         return self.promotion.state not in _UNSETTLED
 
     def __str__(self) -> str:
-        ended = "is in force" if self.promotion.state in IN_FORCE else "was put back"
+        ended = "is in effect" if self.promotion.state in IN_FORCE else "was put back"
         if not self.settled:
             ended = "cannot be put back yet"
         kept = ", ".join(map(quoted, self.promotion.kept))
-        told = f"{ended}, but for what somebody changed since: {kept}" if kept else ended
+        told = f"{ended}, except what somebody changed since: {kept}" if kept else ended
         if self.problem and self.settled:
             told += ", but what was laid ready cannot be cleared away yet"
         why = f": {self.problem}" if self.problem else "."
@@ -268,7 +268,7 @@ def promote(
         with suppress(OSError, RefusedError, DiagnosedError):  # all is as before, even if this fails
             _clear(folder, journal, undone)
         if undone.kept:
-            reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
+            reason = f"{promotion.id} was put back, except {quoted(undone.kept[0])}, which somebody changed meanwhile."
             hint = f"What it held is in {journal.directory.path / promotion.id}."
             raise RefusedError("promotion.conflict", reason, hint) from None
         raise
@@ -340,13 +340,13 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
 def standing(promotion: Promotion, by: str | None) -> str:
     """Return the status of a promotion in words; ``by`` is the promotion that put it back."""
     if promotion.state == "withdrawn":
-        kept = f", but for {', '.join(promotion.kept)}" if promotion.kept else ""
+        kept = f", except {', '.join(promotion.kept)}" if promotion.kept else ""
         return f"failed or interrupted, and put back{kept}"
     if promotion.state not in IN_FORCE:
         return promotion.state
     if promotion.of:
         return f"puts {promotion.of} back"
-    return f"put back by {by}" if by else "in force"
+    return f"put back by {by}" if by else "in effect"
 
 
 def _conflict(name: str, count: int = 1) -> RefusedError:

@@ -195,7 +195,7 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
         _network(found, values["network"], tool, calls, arguments)
     suggested = Profile.model_validate(values, strict=False)
     if not within(suggested, profile):
-        raise AssertionError(f"wider than what is in force: {tool.name}")
+        raise AssertionError(f"wider than what is in effect: {tool.name}")
     found.profile = suggested
     found.changes = tuple(each for each in diff(profile, suggested) if each.key != "example")
     changed = {each.key for each in found.changes}

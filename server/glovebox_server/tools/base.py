@@ -50,7 +50,7 @@ class ToolFailure(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRemainder:
-    """What is left of one bounded thing, in the units of policies, beside what running calls may still take."""
+    """Remainder of one bounded quantity, in the units of policies, beside what running calls may still take."""
 
     budget: str
     what: Annotated[str, Field(description="calls, failures, seconds, bytes, connections or artifacts")]

@@ -10,7 +10,7 @@ Rule 4  A body is read whole, within a size and a time, and must mean one thing 
         in one way: a proxy in front could use the other one and see another request (RFC 9112, 6.1).
 Rule 5  Each caller has its share of the connections, and of the event loop's time, after which it waits: none can keep
         the others out. A request is read and answered before its calls are counted; bodies of one caller are read one
-        after the other, so many at once delay only their sender.
+        after the other, many at once delay only their sender.
 Rule 6  Errors name the rule and nothing else of the server.
 """
 

@@ -224,7 +224,7 @@ async def _follow_tokens(
             removed = callers.replace(files.tokens)
             callers.unusable = len(files.problems)
             for problem in files.problems if changed else ():
-                _log.warning("a token file cannot be used: what it held before stays in force", problem=str(problem))
+                _log.warning("a token file cannot be used: what it held before stays in effect", problem=str(problem))
             if changed or removed:
                 _log.info("tokens were read again", callers=sorted(files.tokens), ended=sorted(removed))
             if gate.expire(time.time()) or removed:

@@ -56,6 +56,6 @@ def recover(settings: Settings) -> None:
             for recovered in transaction.recover(journal, record):
                 _log.warning("%s", recovered)
     except RefusedError:
-        _log.warning("A promotion is under way: whoever does it brings it to an end.")
+        _log.warning("A promotion is under way: its process brings it to an end.")
     except SecretFileError as problem:  # no call needs it
         _log.warning("%s", problem)

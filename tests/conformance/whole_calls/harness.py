@@ -323,7 +323,7 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
         settings = Settings(
             workspace=host.workspace,
             profiles_dir=directory / "none",
-            policy=None,  # whatever the variable says: the cases bring what is in force
+            policy=None,  # whatever the variable says: the cases bring what is in effect
             data_dir=data,
             state_dir=directory / "state",
         )

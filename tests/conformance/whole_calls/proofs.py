@@ -1,4 +1,4 @@
-"""What a case says of proof: a lock that what is in force must agree with, and what is shown later of a call's records.
+"""What a case says of proof: a lock that what is in effect must match, and what is shown later of a call's records.
 
 The log is the harness's own, copied: what is done to a copy is not done to what other cases are judged by.
 """

@@ -56,12 +56,12 @@ _ANCHORS = options.parsed_file("anchors", anchors.read, anchors.MAX_BYTES + 1)
     },
 )
 def audit() -> None:
-    """What happened, and whether the log of it is whole."""
+    """Read the audit log, and verify it."""
 
 
 @command("tail", audit, json=LINES)
 @click.option("-n", "--limit", "count", default=20, show_default=True, help="How many records.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
+@click.option("-f", "--follow", is_flag=True, help="Continue as records are written.")
 @click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
 def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -> None:
     """The last records of calls."""

@@ -186,7 +186,7 @@ def _came_out(by_kind: _ByKind, last: Mapping[str, Any]) -> Iterator[_Row]:
 
 def _looked_into(data: Mapping[str, Any]) -> Iterator[_Row]:
     why, found = data.get("not_scanned"), data.get("findings") or ()
-    what = f"NOT looked into: {why}" if why else "" if found or data.get("more") else "nothing was found"
+    what = f"NOT scanned: {why}" if why else "" if found or data.get("more") else "nothing was found"
     yield ("found", f"{data.get('name')}: {what}".rstrip(), "yellow" if why or found else "")
     yield from (("", f"  {each}", "yellow") for each in found)
     if more := data.get("more"):

@@ -40,7 +40,7 @@ def receipt() -> None:
 
 @command("key", receipt)
 def receipt_key(settings: Settings) -> None:
-    """The public key, for whoever verifies; made where there is none."""
+    """The public key, for those who verify; made where there is none."""
     signer = keys.Signer.load(settings.state_dir)
     pem = dsse.public_pem(signer.public)
     if emit({"key_id": signer.key_id, "public_key": pem}):
@@ -52,7 +52,7 @@ def receipt_key(settings: Settings) -> None:
 @command("show", receipt, json="Print the receipt itself, as `receipt verify` takes it.")
 @click.argument("wanted", metavar="CALL|FILE")
 def receipt_show(settings: Settings, wanted: str) -> int:
-    """What a receipt says; of a call made here, or in a file."""
+    """Show a receipt: of a call made here, or in a file."""
     try:
         content, _ = _find(settings.state_dir / "audit", wanted)
         envelope = dsse.parse(content)
@@ -151,7 +151,7 @@ def _show(said: Statement) -> None:
 
 @click.group(cls=LazyGroup)
 def bundle() -> None:
-    """What one call or run did, as one file to check anywhere."""
+    """Bundle one call or run in a file, to check anywhere."""
 
 
 @command("verify", bundle, opens="nothing")
@@ -181,7 +181,7 @@ def bundle_verify(content: bytes, keys: tuple[Ed25519PublicKey, ...]) -> int:
         f" and nothing else of it is in {where}, sealed until {last.time}"
     )
     if keys:
-        but, style = ("", "green") if found.report_checked else (f" but for {archive.REPORT}", "yellow")
+        but, style = ("", "green") if found.report_checked else (f" except {archive.REPORT}", "yellow")
         out.print(f"PROVED{but} with {' '.join(made.keys)}: {said}.", style=style)
     else:
         out.print(f"consistent, signer unknown (no --key): {said}.", style="yellow")

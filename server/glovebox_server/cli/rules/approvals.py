@@ -42,7 +42,7 @@ def approvals() -> None:
 @command("list", approvals)
 @click.option("--all", "everything", is_flag=True, help="Those that are over too, of the last seven days.")
 def approvals_list(settings: Settings, everything: bool) -> None:
-    """Questions that wait, and yeses that are good; the newest first."""
+    """Questions that wait, and approvals that are valid; the newest first."""
     found = _standings(settings, () if everything else _OPEN)
     table = table_of(_COLUMNS, map(_row, found))
     emit({"approvals": [_described(each) for each in found]}, table or "No call waits for approval.")
@@ -51,7 +51,7 @@ def approvals_list(settings: Settings, everything: bool) -> None:
 @command("show", approvals)
 @click.argument("wanted", metavar="ID")
 def approvals_show(settings: Settings, wanted: str) -> None:
-    """What would run, what it may do, and why it is asked. ID is a question's, or its beginning."""
+    """Show what would run, its rights, and why it is asked. ID is a question's, or its beginning."""
     with _store(settings) as database:
         found = _named(database, wanted)
     if emit(_described(found, whole=True)):
@@ -84,7 +84,7 @@ def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool) 
 @click.argument("wanted", metavar="ID")
 @click.option("--reason", default="", help="Why, in at most 500 characters: the model reads it.")
 def approvals_deny(settings: Settings, wanted: str, reason: str) -> None:
-    """Say no to a question, or take a yes back that is still good.
+    """Deny a question, or withdraw an approval that is still valid.
 
     The same call is not asked about again until its time is over.
     """
@@ -96,7 +96,7 @@ def approvals_deny(settings: Settings, wanted: str, reason: str) -> None:
 @command("revoke", approvals)
 @click.argument("wanted", metavar="ID")
 def approvals_revoke(settings: Settings, wanted: str) -> None:
-    """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
+    """Withdraw an approval or a grant; no call passes on it any more. What runs continues: see `glovebox stop`."""
     with _store(settings) as database, recording(settings) as record:
         identifier = _named(database, wanted).question.id
         database.transact_now(lambda db: Questions(db, read_clocks(), record).withdraw(identifier, state.OPERATOR))
@@ -168,8 +168,8 @@ def _more(before: Standing, now: Standing) -> str:
     if before.state != "allowed":
         return ""
     if before.used_by:
-        return f": the yes is taken back, and no further call passes on it; the last that did is {before.used_by}"
-    return ": the yes is taken back, and no call has used it"
+        return f": the approval is withdrawn, and no further call passes on it; the last that did is {before.used_by}"
+    return ": the approval is withdrawn, and no call has used it"
 
 
 def _store(settings: Settings) -> AbstractContextManager[Database]:

@@ -36,7 +36,7 @@ from glovebox_server.transport import tokens
 
 @click.group(cls=LazyGroup)
 def policy() -> None:
-    """Who may call what, how much of it, and who is asked."""
+    """Check, explain and compare policies."""
 
 
 @command("check", policy, opens="settings")
@@ -69,7 +69,7 @@ def policy_check(settings: Settings, path: Path | None) -> int:
 def policy_explain(
     settings: Settings, *, principal: str, workflow: str | None, roles: tuple[str, ...], scopes: tuple[str, ...]
 ) -> None:
-    """What PRINCIPAL may do, spend and is asked about, in plain words. PRINCIPAL is as token:NAME or local:1000."""
+    """Explain in plain words what PRINCIPAL may do. PRINCIPAL is token:NAME or local:1000."""
     path = _file(settings)
     profiles = load_profiles(settings)
     policy = load(path, profiles)

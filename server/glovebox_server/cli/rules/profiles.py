@@ -54,7 +54,7 @@ _key = click.option("--key", type=_PATH, help="The private key to which argument
 
 @click.group(cls=LazyGroup)
 def profiles() -> None:
-    """What each tool may do."""
+    """List, explain, check and lock tools' profiles."""
 
 
 @command("list", profiles, opens="settings")
@@ -77,7 +77,7 @@ def profiles_list(settings: Settings) -> None:
 @command("show", profiles, opens="settings")
 @_tool
 def profiles_show(settings: Settings, tool: str) -> None:
-    """The whole profile in force, every default filled in.
+    """The whole profile in effect, every default filled in.
 
     As TOML that loads to the same digest, or as JSON.
     """
@@ -90,7 +90,7 @@ def profiles_show(settings: Settings, tool: str) -> None:
 @command("explain", profiles, opens="settings")
 @_tool
 def profiles_explain(settings: Settings, tool: str) -> int:
-    """What a tool may read, write, reach and spend, in plain words."""
+    """Explain in plain words what a tool may do."""
     found = load_profiles(settings)
     profile = found_for(found, tool)
     errors = objections(settings, [(found.source(tool), profile)])
@@ -101,7 +101,7 @@ def profiles_explain(settings: Settings, tool: str) -> int:
 
 @command("check", profiles, opens="settings")
 @click.argument("paths", nargs=-1, type=_PATH)
-@click.option("--locked", metavar="FILE", type=_PATH, help="Compare all in force with this lock.")
+@click.option("--locked", metavar="FILE", type=_PATH, help="Compare all in effect with this lock.")
 def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | None) -> int:
     """Load profiles and run their examples.
 
@@ -110,7 +110,7 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | N
     if locked is None:
         return _check(settings, paths)
     if paths:
-        raise click.UsageError("--locked compares what is in force: leave the files out.")
+        raise click.UsageError("--locked compares what is in effect: leave the files out.")
     lock = Lock.read(locked)
     differences = lock.differences(_effective(settings))
     told = f"{counted(len(differences), 'difference')} from {locked}."
@@ -334,7 +334,7 @@ def _toml(value: Any) -> str:
 @click.argument("file", default="glovebox.lock", type=_PATH)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
-    """Write down what is in force: profiles, policy, tools.
+    """Write down what is in effect: profiles, policy, tools.
 
     One file (glovebox.lock), to review, and for `serve --locked`.
     """
@@ -386,7 +386,7 @@ def texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
 def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key: Path | None) -> int:
     """Decide recorded calls again, under another profile.
 
-    CANDIDATE is a file, or a directory as in force over the shipped ones. Exit 1 if one would be decided otherwise.
+    CANDIDATE is a file, or a directory as in effect over the shipped ones. Exit 1 if one would be decided otherwise.
     """
     directory = settings.state_dir / "audit"
     _existing(candidate)

@@ -112,12 +112,12 @@ def _chosen(files: Files[Any], doing: tuple[str, str], identifier: str | None, *
 
 @click.group(cls=LazyGroup)
 def stops() -> None:
-    """Stops in force: see `glovebox stop` and `glovebox resume`."""
+    """Stops in effect: see `glovebox stop` and `glovebox resume`."""
 
 
 @command("list", stops)
 def stops_list(settings: Settings) -> int:
-    """The stops in force, the oldest first.
+    """The stops in effect, the oldest first.
 
     Exit 4 if one cannot be read: then everything is stopped.
     """
@@ -131,7 +131,7 @@ def stops_list(settings: Settings) -> int:
     rows = [(each.id, _words(each), each.made, each.by, each.because) for each in found.items]
     table = table_of(["id", "what", "made", "by", "because"], rows)
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
-    told = f"{counted(len(found.items), 'stop')} in force in {where}."
+    told = f"{counted(len(found.items), 'stop')} in effect in {where}."
     if not emit({"stops": [_described(each) for each in found.items], "damaged": damaged}, table, told):
         for problem in found.damaged:
             err.print(f"Everything is stopped: {problem}", style="red")
@@ -158,7 +158,7 @@ def _stop_in_all(settings: Settings, places: list[Path], stop: store.Stop) -> in
             words = "The disk has no room for what is stopped, so everything is"
             lines.append(f"{words}, until `{undo}`. Free space there.")
         if outcome["problem"]:
-            lines.append(f"It is in force, and not in the audit log: {outcome['problem']}")
+            lines.append(f"It is in effect, and not in the audit log: {outcome['problem']}")
     value = {
         "stop": _described(stop),
         "recorded": not any(outcome["problem"] for outcome in outcomes),
@@ -206,7 +206,7 @@ def _require_token(settings: Settings, name: str) -> None:
         return
     if name not in known:
         named = [f"token:{each}" for each in known]
-        raise MisnamedError(f"Stopping token:{name}", "there is no such token", nearest(f"token:{name}", named))
+        raise MisnamedError(f"Stopping token:{name}", "no token has this name", nearest(f"token:{name}", named))
 
 
 def _warn_if_unseen(settings: Settings, scope: store.Scope, name: str) -> None:
@@ -254,7 +254,7 @@ def canary_plant(settings: Settings, name: str | None) -> None:
 
 @command("list", canary)
 def canary_list(settings: Settings) -> int:
-    """Where they are, and whether they stand.
+    """List them, and whether they stand.
 
     Exit 4 if one cannot be read: then it is not looked for.
     """

@@ -47,7 +47,7 @@ MAX_REFUSED: Final = 64
 REFUSED_MS: Final = 3_600_000
 _UNSHOWABLE: Final = Refusal(
     rule="approval.arguments",
-    reason="Somebody has to approve this call, and its arguments hold what nobody can be shown: half characters.",
+    reason="Somebody has to approve this call, and its arguments hold what nobody can be shown: unpaired surrogates.",
     hint="Write such characters as escapes in the program.",
 )
 _MANY: Final = Refusal(
@@ -60,7 +60,7 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "approval.expired": ("nobody answered in time", "Call again to have it asked anew."),
     "approval.withdrawn": ("the question was taken back", "Ask the user before calling again."),
     "promotion.conflict": ("what it would change is no longer what was shown", "Call again to have it asked anew."),
-    "approval.used": ("the yes was for one call, and another call has used it", "Call again to have it asked anew."),
+    "approval.used": ("the approval was for one call, and another has used it", "Call again to have it asked anew."),
 }
 
 _log = logging.getLogger(__name__)

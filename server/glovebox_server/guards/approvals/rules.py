@@ -171,7 +171,7 @@ def _identity(workspace: Path | None, profile: Profile) -> str:
 
 
 def lift_denial(now: Attempt, tool: Tool, decide: Decide) -> None:
-    """Turn a denial that policy may lift into a question, with the rights that a yes would give."""
+    """Turn a denial that policy may lift into a question, with the rights that an approval would give."""
     denial = now.decision
     lifted = escalation(now.request, tool, now.rights, denial.rule) if denial.effect == "deny" else None
     if lifted is None:

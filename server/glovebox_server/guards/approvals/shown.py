@@ -45,7 +45,7 @@ MAX_CHANGED: Final = 200
 #: Lines of either that are compared: at worst comparing takes the cube of them.
 MAX_COMPARED: Final = 200
 CHANGES: Final = (
-    "A yes changes files of this host, shown whole at the end. First, what a sandbox that looks into them has:"
+    "An approval changes files of this host, shown whole at the end. First, what a sandbox that scans them has:"
 )
 """Heads what a call that proposes changes may do, which an approval does not grant."""
 _PARTS: Final = ("What it may read", "What it may write", "What it may reach", "What it may spend on one call")
@@ -108,7 +108,7 @@ def _lines(question: Question) -> Iterator[str]:
     yield f"Question {question.id}, open until {question.expires:%Y-%m-%d %H:%M:%S} UTC. {_reach(question)}"
     if about.lifted is not None:
         target = visible(about.target)
-        yield f"A yes lifts a refusal, for {about.lifted} {target}; for the run, of every call of {about.tool} in it."
+        yield f"An approval lifts a denial, for {about.lifted} {target}; for the run, of every call of {about.tool}."
     names = (about.principal, question.client, about.run, question.workflow, about.target)
     yield from warn_of_letters("these names hold", "".join(filter(None, names)))
     if about.changes:
@@ -119,7 +119,7 @@ def _lines(question: Question) -> Iterator[str]:
                 yield f"{section.title}:"
                 yield from (f"  - {visible(sentence)}" for sentence in section.sentences)
     if about.workspace:
-        yield "It can read the workspace, whose files may be others by the time it runs: a yes is not bound to them."
+        yield "It can read the workspace, whose files may differ by the time it runs: an approval is not bound to them."
     for uri, digest in about.inputs:
         yield f"It is given {visible(uri)}, sha256 {digest}."
     yield from _proposed(about.changes.split("\n")) if about.changes else ()
@@ -138,9 +138,9 @@ def _reach(question: Question) -> str:
     asked = question.asked
     whole = "for this run" if question.subject.lifted else "for identical ones of this run"
     reach = {
-        "call": "A yes is for this call alone.",
-        "run": f"A yes may be for this call, or {whole}.",
-        "caller": "A yes is for one such call of this caller, also in another run of it, for an hour after the yes.",
+        "call": "An approval is for this call alone.",
+        "run": f"An approval may be for this call, or {whole}.",
+        "caller": "An approval is for one such call of this caller, also in another run of it, for an hour after it.",
     }[asked.reach]
     return reach + (f" It takes {counted(asked.quorum, 'yes answer')}." if asked.quorum > 1 else "")
 

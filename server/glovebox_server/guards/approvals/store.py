@@ -312,7 +312,7 @@ def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedErr
 def unknown_question() -> RefusedError:
     """Return the refusal of an unknown id."""
     return RefusedError(
-        "approval.unknown", "There is no such question.", "`glovebox approvals list` names those there are."
+        "approval.unknown", "No question has this id.", "`glovebox approvals list` names those there are."
     )
 
 
@@ -338,7 +338,7 @@ def _require_valid(found: Standing, answer: ApprovalAnswer) -> None:
         reason = f"This question wants another principal than the caller, and {answer.by} is the caller."
         raise RefusedError("approval.own", reason, "Have somebody else answer, as another user of this host.")
     if answer.reach == "run" and asked.reach != "run":
-        reason = "A yes to this question is for one call, not for the run."
+        reason = "An approval of this question is for one call, not for the run."
         raise RefusedError("approval.reach", reason, "Answer without --run.")
     if any(each.allow and each.by == answer.by for each in found.answers):
         reason = f"{answer.by} has said yes already, and {asked.quorum} different principals have to."

@@ -222,7 +222,7 @@ class Stops:
         try:
             await anyio.to_thread.run_sync(add)
         except SecretFileError as problem:
-            _log.error("a stop is in force in this process alone: %s", problem)
+            _log.error("a stop is in effect in this process alone: %s", problem)
             if len(self._here) == MAX_STOPS - 1:  # the last place is for all that would have none
                 _log.error("everything is stopped, by this process: it has %d stops of its own", MAX_STOPS)
                 stop = stop.model_copy(update={"scope": "all", "name": ""})

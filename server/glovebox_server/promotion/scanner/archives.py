@@ -50,7 +50,7 @@ def unread(part: ScannedPart, _: ScanBudget) -> Findings:
     if not (_is_zip(part) or _is_tar(part) or _is_packed(part)) and (
         _UNREAD.match(part.data) or part.data[32769:32774] == b"CD001" or _PACKED.search(part.name)
     ):
-        yield "it is an archive, which was not looked into"
+        yield "it is an archive, which was not scanned"
 
 
 def _is_zip(part: ScannedPart) -> bool:
@@ -63,7 +63,7 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
     if not _is_zip(part):
         return
     if part.data.count(_ENTRY) > _MOST_LISTED:
-        yield f"archive: more than {_MOST_LISTED} entries, and so it was not looked into"
+        yield f"archive: more than {_MOST_LISTED} entries, and so it was not scanned"
         return
     with zipfile.ZipFile(io.BytesIO(part.data)) as archive:
         entries = archive.infolist()
@@ -79,12 +79,12 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
                 continue
             data, why = _unzipped(archive, each, budget)
             if why:
-                yield f"archive: {shown(each.filename)} was not looked into to its end: {why}"
+                yield f"archive: {shown(each.filename)} was not scanned to its end: {why}"
             if in_office:
                 yield from office(each.filename, data)
             yield ScannedPart(each.filename, data, is_text=in_office and is_no_page(each.filename, data))
         if _has_unnamed(part.data, entries):
-            yield "archive: entries that its directory does not name, and which were not looked into"
+            yield "archive: entries that its directory does not name, and which were not scanned"
 
 
 def _unzipped(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: ScanBudget) -> tuple[bytes, str]:
@@ -107,7 +107,7 @@ def _has_unnamed(data: bytes, entries: list[zipfile.ZipInfo]) -> bool:
     return _LOCAL in data[at:]
 
 
-_CUT = "archive: it cannot be looked into to its end: an entry leads backwards, or is none"
+_CUT = "archive: it cannot be scanned to its end: an entry leads backwards, or is none"
 
 
 def _is_tar(part: ScannedPart) -> bool:
@@ -201,12 +201,12 @@ def patch(part: ScannedPart, budget: ScanBudget) -> Findings:
         yield f"patch: {shown(name)} is no text"
         half = _HALF.match(part.data, found.end() + 1)
         if why := budget.over():
-            yield f"patch: {shown(name)} was not looked into: {why}"
+            yield f"patch: {shown(name)} was not scanned: {why}"
         elif half is None or half[1] == b"delta":
-            yield f"patch: {shown(name)} is a difference of two files that are no text, which was not looked into"
+            yield f"patch: {shown(name)} is a difference of two files that are no text, which was not scanned"
         else:
             content, whole = inflated(half[3], budget.bytes + 1)
             budget.bytes -= len(content)
             if not whole or len(content) != int(half[2]):
-                yield f"patch: {shown(name)} was not looked into to its end"
+                yield f"patch: {shown(name)} was not scanned to its end"
             yield ScannedPart(name, content)

@@ -67,7 +67,7 @@ class ScanBudget:
 
 def missed(why: str) -> str:
     """Return the finding that a part was not scanned."""
-    return f"not looked into: {why}"
+    return f"not scanned: {why}"
 
 
 def shown(name: str) -> str:

@@ -38,7 +38,7 @@ _MARKUP = (
     ("a frame or an embedded object", _form(_ELEMENT + rb"(?:iframe|frame|fencedframe|object|embed|applet|portal)\b")),
     ("other markup inside a drawing", _form(_ELEMENT + rb"foreignObject\b")),
     ("a page that leads elsewhere by itself", _form(rb"[\s/\"']http-equiv" + _IS + rb"refresh\b")),
-    ("an address that is told when a link is followed", _form(_ELEMENT + rb"(?:a|area)\b[^<]*[\s/\"']ping\s*=")),
+    ("an address that learns when a link is followed", _form(_ELEMENT + rb"(?:a|area)\b[^<]*[\s/\"']ping\s*=")),
     ("a form that sends", _form(_ELEMENT + rb"form\b", rb"[\s/\"']formaction\s*=")),
     (
         "what is loaded from elsewhere",
@@ -244,7 +244,7 @@ def old_office(part: ScannedPart, budget: ScanBudget) -> Findings:
     if "_VBA_PROJECT".encode("utf-16-le") in part.data or "Macros".encode("utf-16-le") in part.data:
         yield "Office document (OLE): macros"
     else:
-        yield "Office document (OLE): it was not looked into"
+        yield "Office document (OLE): it was not scanned"
     for name, data in _streams(part.data, budget):
         if name == "EncryptedPackage":
             yield "Office document (OLE): encryption"
@@ -260,7 +260,7 @@ def rtf(part: ScannedPart, budget: ScanBudget) -> Findings:
     """Yield the findings of what Word takes for RTF, and its plainly written objects."""
     if not part.data[:1024].lstrip().startswith(b"{\\rt"):
         return
-    yield "RTF document: it was not looked into"
+    yield "RTF document: it was not scanned"
     for number, found in enumerate(re.finditer(rb"\\objdata\b([^}]*)", part.data)):
         if budget.over():
             return
@@ -317,7 +317,7 @@ def mail(part: ScannedPart, budget: ScanBudget) -> Findings:
     if not named and not _IS_MAIL.search(part.data[:_MAIL_HEADS]):
         return
     if len(part.data) > MAX_MAIL_BYTES:
-        yield f"mail: behind its first {MAX_MAIL_BYTES} bytes its parts were not looked into"
+        yield f"mail: behind its first {MAX_MAIL_BYTES} bytes its parts were not scanned"
     for number, each in enumerate(email.message_from_bytes(part.data[:MAX_MAIL_BYTES]).walk(), 1):
         if each.is_multipart() or "Content-Transfer-Encoding" not in each:
             continue

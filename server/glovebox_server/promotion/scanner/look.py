@@ -63,7 +63,7 @@ def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> It
                     break
                 yield from _inside(each, f"{where}/{each.name}" if where else each.name, depth + 1, budget)
         except Exception as problem:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
-            yield f"{told}it cannot be looked into: {type(problem).__name__}"
+            yield f"{told}it cannot be scanned: {type(problem).__name__}"
 
 
 def _secrets(part: ScannedPart, _: ScanBudget) -> Findings:
@@ -88,6 +88,6 @@ def main(directory: str) -> dict[str, dict[str, object]]:
             name = str(path.relative_to(directory))
             lines = scan(data[:MOST_BYTES], name)
             if len(data) > MOST_BYTES:
-                lines.insert(0, f"behind its first {MOST_BYTES} bytes it was not looked into")
+                lines.insert(0, f"behind its first {MOST_BYTES} bytes it was not scanned")
             found[name] = {"findings": lines[:MOST_FINDINGS], "more": max(0, len(lines) - MOST_FINDINGS)}
     return found

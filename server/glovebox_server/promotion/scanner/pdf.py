@@ -34,9 +34,9 @@ _FLATE = ([b"FlateDecode"], [b"Fl"])
 _PREDICTED = re.compile(rb"/Predictor\s*(?!1\b)\d")
 _NO_TEXT = re.compile(rb"/XRef\b|/Image\b")
 _OBJECTS = re.compile(rb"/(?:ObjStm|First)\b")
-_FORM = "a stream in a form that was not looked into"
-_BROKEN = "a stream that is broken, and was not looked into"
-_NOT_ALL = "a stream that was not looked into to its end"
+_FORM = "a stream in a form that was not scanned"
+_BROKEN = "a stream that is broken, and was not scanned"
+_NOT_ALL = "a stream that was not scanned to its end"
 
 _Unpacked = tuple[bytes, bool]
 
@@ -50,7 +50,7 @@ def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:
     before = 0
     for number, begin in enumerate(_STREAM.finditer(part.data)):
         if (why := budget.over()) or number >= MOST_STREAMS:
-            yield f"PDF: not all of its streams were looked into: {why or f'more than {MOST_STREAMS}'}"
+            yield f"PDF: not all of its streams were scanned: {why or f'more than {MOST_STREAMS}'}"
             break
         head = _named(part.data[before : begin.start()])
         # Not closer: a string in the dictionary may contain any delimiter of objects.

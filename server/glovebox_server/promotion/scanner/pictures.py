@@ -35,7 +35,7 @@ def picture(part: ScannedPart, budget: ScanBudget) -> Findings:
 def _whole(walk: _Walk, data: bytes) -> Findings:
     end = yield from walk
     if end is None:
-        yield "it does not end as it should, and was not looked into to its end"
+        yield "it does not end as it should, and was not scanned to its end"
     elif end < len(data):
         yield f"data behind its end ({len(data) - end} bytes)"
         yield ScannedPart("behind its end", data[end:])

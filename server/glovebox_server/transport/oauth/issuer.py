@@ -389,7 +389,7 @@ def _checked(url: str, issuer: str) -> bool:
     if place.scheme not in ("http", "https") or not host or place.username is not None or not url.isprintable():
         raise DiagnosedError(what, f"{url!r} is no URL of a web server", fix)
     if place.scheme == "http" and not local:
-        raise DiagnosedError(what, f"{url!r} has no TLS: whoever is in between could sign tokens", fix)
+        raise DiagnosedError(what, f"{url!r} has no TLS: an attacker in between could sign tokens", fix)
     if url == issuer and ("?" in url or "#" in url or " " in url):
         raise DiagnosedError(what, "it has a query or a fragment, which no issuer has", fix)
     return local

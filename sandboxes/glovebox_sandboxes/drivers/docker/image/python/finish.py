@@ -54,7 +54,7 @@ def runtime() -> None:
 
 
 def compile_below(directory: Path) -> None:
-    """Compile to files that are believed without a look at their source: the root is read-only in every sandbox."""
+    """Compile to files that are trusted without a look at their source: the root is read-only in every sandbox."""
     compileall.compile_dir(
         directory, quiet=2, force=True, workers=0, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
     )
