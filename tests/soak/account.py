@@ -48,7 +48,8 @@ def accounted(records: Sequence[Record], answers: Mapping[str, str], windows: Se
     problems: list[str] = []
     for call, found in of_call.items():
         seen[_tag(found[0])] += 1
-        end = _end([record.kind for record in found], denied=found[0].data.get("effect") == "deny")
+        # Any other denial is of a call that the run needed.
+        end = _end([record.kind for record in found], denied=found[0].data.get("rule") == "limits.wall_seconds")
         caller = answers.get(_tag(found[0]), "")
         if end and (end != "call.lost" or (_overlaps(found[:-1], windows) and _no_result(caller))):
             ended[end] += 1
@@ -87,7 +88,7 @@ def _no_result(answer: str) -> bool:
 
 
 def _tag(decided: Record) -> str:
-    found = re.match(r"# -?\d+\n", str(decided.data.get("arguments", {}).get("code", "")))
+    found = re.match(r"number = -?\d+\n", str(decided.data.get("arguments", {}).get("code", "")))
     return found[0] if found else ""
 
 
