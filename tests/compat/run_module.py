@@ -27,28 +27,28 @@ class OutcomeWriter(unittest.TextTestResult):
         record.write(json.dumps([test.id(), outcome, lines[-1][:300]]) + "\n")
         record.flush()
 
-    def startTest(self, test: Any) -> None:  # noqa: N802, D102 - unittest's, as are those below
+    def startTest(self, test: Any) -> None:  # noqa: N802 - unittest's, as are those below
         super().startTest(test)
         self._write(test, "started")
 
-    def addSuccess(self, test: Any) -> None:  # noqa: N802, D102 - see startTest
+    def addSuccess(self, test: Any) -> None:  # noqa: N802 - see startTest
         self._write(test, "passed")
 
-    def addExpectedFailure(self, test: Any, _err: Any) -> None:  # noqa: N802, D102 - see startTest
+    def addExpectedFailure(self, test: Any, _err: Any) -> None:  # noqa: N802 - see startTest
         self._write(test, "passed")
 
-    def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802, D102 - see startTest
+    def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802 - see startTest
         self._write(test, "failed", "unexpected success")
 
-    def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802, D102 - see startTest
+    def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802 - see startTest
         self._write(test, "skipped", reason)
 
-    def addError(self, test: Any, err: Any) -> None:  # noqa: N802, D102 - see startTest
+    def addError(self, test: Any, err: Any) -> None:  # noqa: N802 - see startTest
         self._write(test, "failed", "".join(traceback.format_exception_only(*err[:2])))
 
     addFailure = addError  # noqa: N815 - see startTest
 
-    def addSubTest(self, test: Any, _subtest: Any, err: Any) -> None:  # noqa: N802, D102 - see startTest
+    def addSubTest(self, test: Any, _subtest: Any, err: Any) -> None:  # noqa: N802 - see startTest
         if err is not None:
             self._write(test, "failed", "".join(traceback.format_exception_only(*err[:2])))
 
