@@ -5,6 +5,7 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -28,18 +29,22 @@ FILE = 'packages = ["tiny"]\n'
 def settings(tmp_path: Path) -> Settings:
     for name in ("profiles", "environments", "state", "data"):
         (tmp_path / name).mkdir(mode=0o700)
-    return Settings(
-        profiles_dir=tmp_path / "profiles", data_dir=tmp_path / "data", state_dir=tmp_path / "state", workspace=None
-    )
+    places: dict[str, Any] = {f"{name}_dir": tmp_path / name for name in ("profiles", "data", "state")}
+    return Settings(**places, workspace=None)
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All that pip can find: ``tiny`` in two versions, of which the newer needs ``other``."""
-    directory = tmp_path / "wheels"
+    directory = tmp_path_factory.mktemp("wheels")
     wheels.make(directory, "tiny", "1.0", {"tiny.py": "SIZE = 1\n"})
     wheels.make(directory, "tiny", "2.0", {"tiny.py": "SIZE = 2\n"}, needs=("other>=1",))
     wheels.make(directory, "other", "1.5", {"other.py": "SIZE = 3\n"})
+    return directory
+
+
+@pytest.fixture
+def index(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     wheels.alone(monkeypatch, directory)
     return directory
 
@@ -61,9 +66,17 @@ def written(settings: Settings, name: str = "own", text: str = FILE) -> Environm
     return environments.load(name, settings.environments_dir)
 
 
+LOCKS: dict[tuple[str, str], str] = {}
+"""Locks by what they are of: pip takes a second for each."""
+
+
 async def locked(environment: Environment) -> str:
-    await packages.write_lock(environment, runtime.base_python(), lambda _: None)
-    return environment.lock.read_text()
+    of = environment.name, environment.path.read_text()
+    if of not in LOCKS:
+        await packages.write_lock(environment, runtime.base_python(), lambda _: None)
+        LOCKS[of] = environment.lock.read_text()
+    environment.lock.write_text(LOCKS[of])
+    return LOCKS[of]
 
 
 def asked(settings: Settings, *words: str) -> Result:
@@ -101,9 +114,7 @@ def test_a_file_names_packages_and_nothing_else(package: str, settings: Settings
     ],
     ids=["writable", "in a writable folder", "link", "device", "folder", "large", "type", "misspelt", "cut short"],
 )
-def test_a_file_that_is_unsafe_or_wrong_is_refused(
-    spoil: Callable[[Path], object], problem: str, settings: Settings
-) -> None:
+def test_an_unsafe_or_wrong_file_is_refused(spoil: Callable[[Path], object], problem: str, settings: Settings) -> None:
     """Which file, and why; the control is the same file before."""
     spoil(written(settings).path)
     with pytest.raises(MisnamedError, match=problem):
@@ -111,15 +122,12 @@ def test_a_file_that_is_unsafe_or_wrong_is_refused(
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "A", "", "x" * 40, "own.toml"])
-def test_a_name_leads_nowhere_else(name: str, settings: Settings) -> None:
+def test_a_name_leads_nowhere_else_and_the_default_is_nobody_elses(name: str, settings: Settings) -> None:
+    """A file of that name would not be in effect; said, not ignored. One of another shipped name replaces it."""
     with pytest.raises(MisnamedError, match="that is no name for one"):
         environments.load(name, settings.environments_dir)
     with pytest.raises(MisnamedError, match=r"none of that name. There are: default, science, viz\. Or write"):
         environments.load("nobody", settings.environments_dir)
-
-
-def test_the_default_is_nobody_elses(settings: Settings) -> None:
-    """A file of that name would not be in effect; said, not ignored. One of another shipped name replaces it."""
     assert written(settings, "viz").path == settings.environments_dir / "viz.toml"
     with pytest.raises(MisnamedError, match="default is the shipped environment's name"):
         written(settings, "default")
@@ -143,9 +151,7 @@ def test_science_has_what_ordinary_programs_import(module: str, tmp_path: Path) 
     assert environments.elsewhere(tmp_path)[module] == "science"
 
 
-async def test_a_lock_names_every_file_by_hash_and_holds_until_the_file_changes(
-    index: Path, settings: Settings
-) -> None:
+async def test_a_lock_names_every_file_by_hash_until_the_file_changes(index: Path, settings: Settings) -> None:
     """Dependencies too, for each Python that is asked for; after an edit it says to run update, and then it fits."""
     environment = written(settings, text='packages = ["tiny"]\npython = ["3.11", "3.12"]\nmachines = ["aarch64"]')
     text = await locked(environment)
@@ -185,7 +191,7 @@ async def test_only_wheels_are_taken_and_nothing_of_them_runs(index: Path, setti
         index, "hostile", "1.0",
         {"hostile.pth": f"import os; open({str(trace)!r}, 'w')\n", "hostile.py": f"open({str(trace)!r}, 'w')\n"},
     )  # fmt: skip
-    assert "tiny==2.0" in await locked(written(settings))
+    assert "tiny==2.0" in await locked(written(settings, text=f"# beside it\n{FILE}"))
     with pytest.raises(SandboxError, match=r"tiny==9\.0"):
         await locked(written(settings, text='packages = ["tiny==9.0"]'))
     environment = written(settings, "hostile", 'packages = ["hostile"]')
@@ -204,9 +210,8 @@ def elf(*names: bytes) -> bytes:
     table = b"".join(struct.pack("<QQ", 1, offset) for offset in offsets)
     table += struct.pack("<QQQQ", 5, 0x1000 + at, 0, 0)
     size = at + len(strings) + len(table)
-    head = b"\x7fELF\x02\x01".ljust(16, b"\0") + struct.pack(
-        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
-    )
+    rest = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    head = b"\x7fELF\x02\x01".ljust(16, b"\0") + rest
     load = struct.pack("<II6Q", 1, 4, 0, 0x1000, 0, size, size, 0)
     dynamic = struct.pack("<II6Q", 2, 4, at + len(strings), 0x1000 + at + len(strings), 0, len(table), len(table), 8)
     return head + load + dynamic + strings + table
@@ -249,7 +254,6 @@ PROFILE = 'tool = "run_python"\ndescription = "x"\nrisk = "low"\nisolation = ["b
 
 
 def named(settings: Settings, environment: str) -> None:
-    """Have the profile of ``run_python`` name it."""
     text = f'{PROFILE}[python]\nenvironment = "{environment}"\n'
     (settings.profiles_dir / "run_python.toml").write_text(text)
 
@@ -288,21 +292,21 @@ async def test_a_profile_names_what_is_there_and_built(settings: Settings) -> No
 
 
 @pytest.mark.usefixtures("short", "index")
-@pytest.mark.parametrize(("preload", "lacks"), [('"tiny", "json"', ""), ('"tiny", "numpy.linalg"', "numpy.linalg")])
-async def test_what_is_preloaded_is_in_the_environment(settings: Settings, preload: str, lacks: str) -> None:
+async def test_what_is_preloaded_is_in_the_environment(settings: Settings) -> None:
     """As in a copy of a shipped profile that names another environment; the control's modules are there."""
     environment = written(settings)
     await locked(environment)
     await runtime.build(settings.data_dir, lambda _: None, environment)
-    named(settings, "own")
-    with (settings.profiles_dir / "run_python.toml").open("a") as file:
-        file.write(f'start = "warm"\npreload = [{preload}]\n')
-    words = f"names {lacks}, which the environment own does not have"
-    for command in (("check",), ("explain", "run_python"), ("explain", "run_python", "--json")):
-        done = asked(settings, "profiles", *command)
-        assert done.exit_code == (2 if lacks else 0)
-        assert (words in done.output.replace("\n", "")) == bool(lacks)
-        assert ("Name modules that it has, or leave the key out." in done.output.replace("\n", "")) == bool(lacks)
+    for preload, lacks in (('"tiny", "json"', ""), ('"tiny", "numpy.linalg"', "numpy.linalg")):
+        named(settings, "own")
+        with (settings.profiles_dir / "run_python.toml").open("a") as file:
+            file.write(f'start = "warm"\npreload = [{preload}]\n')
+        words = f"names {lacks}, which the environment own does not have"
+        for command in (("check",), ("explain", "run_python"), ("explain", "run_python", "--json")):
+            done = asked(settings, "profiles", *command)
+            assert done.exit_code == (2 if lacks else 0)
+            assert (words in done.output.replace("\n", "")) == bool(lacks)
+            assert ("Name modules that it has, or leave the key out." in done.output.replace("\n", "")) == bool(lacks)
 
 
 @pytest.mark.usefixtures("short", "index")
@@ -332,17 +336,14 @@ async def test_what_a_profile_names_is_not_removed_by_mistake(settings: Settings
     assert "it is not built here" in gone.output
 
 
-def test_a_shipped_one_is_not_locked_anew(settings: Settings) -> None:
+@pytest.mark.usefixtures("index")
+def test_update_says_what_it_made_and_locks_no_shipped_one_anew(settings: Settings) -> None:
     """An operator has a file of his own for that; nothing is written among the package's files."""
     before = environments.load("viz", environments.SHIPPED).lock.read_bytes()
     done = asked(settings, "environment", "update", "viz")
     assert done.exit_code == 2
     assert "it is shipped with its lock. Copy" in done.output
     assert environments.load("viz", environments.SHIPPED).lock.read_bytes() == before
-
-
-@pytest.mark.usefixtures("index")
-def test_update_says_what_it_made(settings: Settings) -> None:
     environment = written(settings)
     done = asked(settings, "environment", "update", "own")
     assert done.exit_code == 0, done.output
