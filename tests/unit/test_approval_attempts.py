@@ -34,16 +34,15 @@ async def _asks_anew(desk: Desk, made: Attempt, question: Question) -> None:
 
 
 @pytest.mark.parametrize("form", ["NFD", "NFKC", "NFKD"])
-async def test_a_program_in_another_unicode_form_is_another(form: Any, tmp_path: Path) -> None:
+async def test_a_program_in_another_unicode_form_is_another(form: Any, desk: Desk) -> None:
     """What looks the same, and what Python reads as the same name; the control is the one that was shown."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(ACCENTED)
-        question = await desk.asked(made)
-        await desk.answer(question)
-        other = unicodedata.normalize(form, ACCENTED)
-        assert other != ACCENTED
-        await _asks_anew(desk, proposal(other), question)
-        assert (await desk.decided(again(made))).approval == question.id
+    made = proposal(ACCENTED)
+    question = await desk.asked(made)
+    await desk.answer(question)
+    other = unicodedata.normalize(form, ACCENTED)
+    assert other != ACCENTED
+    await _asks_anew(desk, proposal(other), question)
+    assert (await desk.decided(again(made))).approval == question.id
 
 
 def _read(**raw: Any) -> Attempt:
@@ -51,21 +50,20 @@ def _read(**raw: Any) -> Attempt:
     return but(made, request=replace(made.request, arguments=validate_arguments(TOOLS["run_python"], raw)))
 
 
-async def test_arguments_that_mean_the_same_are_one_call_and_run_once(tmp_path: Path) -> None:
+async def test_arguments_that_mean_the_same_are_one_call_and_run_once(desk: Desk) -> None:
     """In another order, ``1.0`` for ``1``, a default written out: no second run comes of it."""
     same = (
         _read(code="1", timeout_seconds=1),
         _read(timeout_seconds=1.0, code="1"),
         _read(inputs=[], timeout_seconds=1, code="1"),
     )
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(same[0])
-        await desk.answer(question)
-        await _asks_anew(desk, _read(code="1", timeout_seconds=1.0000000000000002), question)
-        await _asks_anew(desk, _read(code="1"), question)
-        assert (await desk.decided(same[1])).approval == question.id
-        for each in same:
-            await _asks_anew(desk, each, question)
+    question = await desk.asked(same[0])
+    await desk.answer(question)
+    await _asks_anew(desk, _read(code="1", timeout_seconds=1.0000000000000002), question)
+    await _asks_anew(desk, _read(code="1"), question)
+    assert (await desk.decided(same[1])).approval == question.id
+    for each in same:
+        await _asks_anew(desk, each, question)
 
 
 @pytest.mark.parametrize("value", [True, "1", [1]])
@@ -77,16 +75,15 @@ def test_a_truth_is_no_number_of_seconds(value: Any) -> None:
     assert canonical({"a": value}) != canonical({"a": 1})
 
 
-async def test_what_goes_in_is_bound_by_place_address_and_content(tmp_path: Path) -> None:
+async def test_what_goes_in_is_bound_by_place_address_and_content(desk: Desk) -> None:
     """The order counts, for the program may read them by it; so do an address and a content by themselves."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(inputs=(ONE, OTHER))
-        question = await desk.asked(made)
-        await desk.answer(question)
-        swapped = replace(ONE, sha256=OTHER.sha256), replace(OTHER, sha256=ONE.sha256)
-        for inputs in ((OTHER, ONE), (ONE,), (ONE, OTHER, ONE), swapped, (ONE, replace(OTHER, uri=ONE.uri))):
-            await _asks_anew(desk, proposal(inputs=inputs), question)
-        assert (await desk.decided(again(made))).approval == question.id
+    made = proposal(inputs=(ONE, OTHER))
+    question = await desk.asked(made)
+    await desk.answer(question)
+    swapped = replace(ONE, sha256=OTHER.sha256), replace(OTHER, sha256=ONE.sha256)
+    for inputs in ((OTHER, ONE), (ONE,), (ONE, OTHER, ONE), swapped, (ONE, replace(OTHER, uri=ONE.uri))):
+        await _asks_anew(desk, proposal(inputs=inputs), question)
+    assert (await desk.decided(again(made))).approval == question.id
 
 
 def _linked(place: Path) -> None:
@@ -104,59 +101,54 @@ def _copied(place: Path) -> None:
     place.with_name("a").mkdir()
 
 
-def _removed(place: Path) -> None:
-    place.with_name("a").rename(place.with_name("gone"))
-
-
-@pytest.mark.parametrize("swap", [_linked, _renamed, _copied, _removed])
-async def test_a_workspace_that_was_swapped_is_another(swap: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "swap", [_linked, _renamed, _copied, lambda place: place.with_name("a").rename(place.with_name("gone"))]
+)
+async def test_a_workspace_that_was_swapped_differs(swap: Callable[[Path], object], desk: Desk, tmp_path: Path) -> None:
     """Below the same path: a link that leads elsewhere, a rename, a new folder, none. The control is its return."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     place = tmp_path / "w"
     place.symlink_to(tmp_path / "a")
     profile = ASKING.model_copy(update={"files": FileRules(workspace="read")})
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=profile, workspace=place)
-        question = await desk.asked(made)
-        await desk.answer(question)
-        swap(place)
-        await _asks_anew(desk, again(made), question)
-        if (tmp_path / "gone").exists():
-            if (tmp_path / "a").exists():
-                (tmp_path / "a").rename(tmp_path / "other")
-            (tmp_path / "gone").rename(tmp_path / "a")
-        place.unlink()
-        place.symlink_to(tmp_path / "a")
-        assert (await desk.decided(again(made))).approval == question.id
+    made = proposal(profile=profile, workspace=place)
+    question = await desk.asked(made)
+    await desk.answer(question)
+    swap(place)
+    await _asks_anew(desk, again(made), question)
+    if (tmp_path / "gone").exists():
+        if (tmp_path / "a").exists():
+            (tmp_path / "a").rename(tmp_path / "other")
+        (tmp_path / "gone").rename(tmp_path / "a")
+    place.unlink()
+    place.symlink_to(tmp_path / "a")
+    assert (await desk.decided(again(made))).approval == question.id
 
 
-async def test_a_profile_that_was_edited_meanwhile_is_another(tmp_path: Path) -> None:
+async def test_a_profile_that_was_edited_meanwhile_is_another(desk: Desk) -> None:
     """Also by one that says more in words alone; back as it was, its yes is good."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        await desk.answer(question)
-        for edit in ({"limits": CallLimits(wall_seconds=61)}, {"description": "For another."}, {"risk": "medium"}):
-            await _asks_anew(desk, proposal(profile=ASKING.model_copy(update=edit)), question)
-        assert (await desk.decided(again(made))).approval == question.id
+    made = proposal()
+    question = await desk.asked(made)
+    await desk.answer(question)
+    for edit in ({"limits": CallLimits(wall_seconds=61)}, {"description": "For another."}, {"risk": "medium"}):
+        await _asks_anew(desk, proposal(profile=ASKING.model_copy(update=edit)), question)
+    assert (await desk.decided(again(made))).approval == question.id
 
 
-async def test_a_clock_that_is_set_back_brings_no_yes_back(tmp_path: Path) -> None:
+async def test_a_clock_that_is_set_back_brings_no_yes_back(desk: Desk) -> None:
     """One that was used, and one whose time is over; the control is a yes that is good, which stays so."""
-    async with a_desk(tmp_path / "s") as desk:
-        used, late, good = (proposal(f"print({number})") for number in range(3))
-        questions = [await desk.asked(each) for each in (used, late)]
-        for each in questions:
-            await desk.answer(each)
-        await desk.decided(again(used))
-        desk.clock.pass_(601)
-        third = await desk.asked(good)
-        await desk.answer(third)
-        desk.clock.wall -= 10 * 365 * 86400
-        await _asks_anew(desk, again(used), questions[0])
-        await _asks_anew(desk, again(late), questions[1])
-        assert (await desk.decided(again(good))).approval == third.id
+    used, late, good = (proposal(f"print({number})") for number in range(3))
+    questions = [await desk.asked(each) for each in (used, late)]
+    for each in questions:
+        await desk.answer(each)
+    await desk.decided(again(used))
+    desk.clock.pass_(601)
+    third = await desk.asked(good)
+    await desk.answer(third)
+    desk.clock.wall -= 10 * 365 * 86400
+    await _asks_anew(desk, again(used), questions[0])
+    await _asks_anew(desk, again(late), questions[1])
+    assert (await desk.decided(again(good))).approval == third.id
 
 
 async def _deny(desk: Desk, question: Question) -> str:
@@ -206,17 +198,16 @@ async def test_of_a_no_and_retries_that_race_on_two_servers_one_is_first(tmp_pat
                 await _deny(desk, left)
 
 
-async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(tmp_path: Path) -> None:
+async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(desk: Desk) -> None:
     """Ids are compared whole: half of one, or more than one, answers nothing."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        for identifier in (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00"):
-            with pytest.raises(RefusedError) as caught:
-                await desk.answer(replace(question, id=identifier))
-            assert caught.value.rule == "approval.unknown"
-        assert await desk.answer(question) == "allowed"
-        assert (await desk.decided(again(made))).effect == "allow"
+    made = proposal()
+    question = await desk.asked(made)
+    for identifier in (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00"):
+        with pytest.raises(RefusedError) as caught:
+            await desk.answer(replace(question, id=identifier))
+        assert caught.value.rule == "approval.unknown"
+    assert await desk.answer(question) == "allowed"
+    assert (await desk.decided(again(made))).effect == "allow"
 
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
@@ -258,18 +249,15 @@ async def test_a_yes_over_runs_is_good_for_one_call_of_the_caller_after_a_reconn
 
 
 @pytest.mark.parametrize(("seconds", "effect"), [(3599, "allow"), (3601, "ask")])
-async def test_a_yes_over_runs_lasts_an_hour_however_long_its_question(
-    seconds: int, effect: str, tmp_path: Path
-) -> None:
+async def test_a_yes_over_runs_lasts_an_hour_however_long_its_question(seconds: int, effect: str, desk: Desk) -> None:
     """A rule that leaves the question open for a day does not leave the yes good for one."""
     rules = (Approval(name="programs", reach="caller", expires_minutes=1440),)
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(_of("r_1", rules=rules))
-        desk.clock.pass_(7200)
-        await desk.answer(question)
-        desk.clock.pass_(seconds)
-        found = await desk.approvals.consult(_of("r_2", rules=rules), None)
-        assert (found.effect if isinstance(found, Decision) else "ask") == effect
+    question = await desk.asked(_of("r_1", rules=rules))
+    desk.clock.pass_(7200)
+    await desk.answer(question)
+    desk.clock.pass_(seconds)
+    found = await desk.approvals.consult(_of("r_2", rules=rules), None)
+    assert (found.effect if isinstance(found, Decision) else "ask") == effect
 
 
 async def test_a_yes_over_runs_is_used_once_by_runs_that_race_on_two_servers(tmp_path: Path) -> None:
@@ -292,25 +280,24 @@ async def test_a_yes_over_runs_is_used_once_by_runs_that_race_on_two_servers(tmp
         assert (await desk.decided(_of("r_9"))).rule == "approval.denied"
 
 
-async def test_a_yes_over_runs_stretches_no_other_rule(tmp_path: Path) -> None:
+async def test_a_yes_over_runs_stretches_no_other_rule(desk: Desk) -> None:
     """With a rule that binds to the run, or a refusal that is lifted, all is bound to it; nor is it one for a run."""
     lifted = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
     strict = (*OVER_RUNS, Approval(name="strict"))
     per_run = (*OVER_RUNS, Approval(name="per-run", reach="run"))
-    async with a_desk(tmp_path / "s") as desk:
-        stricter: tuple[dict[str, Any], ...] = ({"rules": strict}, {"rules": per_run}, {"profile": ASKING})
-        for number, changed in enumerate(stricter):
-            made = _of("r_1", f"print({number})", **changed)
-            question = await desk.asked(made)
-            assert question.asked.reach == "call"
-            await desk.answer(question)
-            await _asks_anew(desk, _of("r_2", f"print({number})", **changed), question)
-            assert (await desk.decided(again(made))).approval == question.id
-        made = but(_of("r_1"), escalation=lifted)
+    stricter: tuple[dict[str, Any], ...] = ({"rules": strict}, {"rules": per_run}, {"profile": ASKING})
+    for number, changed in enumerate(stricter):
+        made = _of("r_1", f"print({number})", **changed)
         question = await desk.asked(made)
+        assert question.asked.reach == "call"
         await desk.answer(question)
-        await _asks_anew(desk, but(_of("r_2"), escalation=lifted), question)
-        question = await desk.asked(_of("r_1", "print(9)"))
-        with pytest.raises(RefusedError) as caught:
-            await desk.answer(question, reach="run")
-        assert caught.value.rule == "approval.reach"
+        await _asks_anew(desk, _of("r_2", f"print({number})", **changed), question)
+        assert (await desk.decided(again(made))).approval == question.id
+    made = but(_of("r_1"), escalation=lifted)
+    question = await desk.asked(made)
+    await desk.answer(question)
+    await _asks_anew(desk, but(_of("r_2"), escalation=lifted), question)
+    question = await desk.asked(_of("r_1", "print(9)"))
+    with pytest.raises(RefusedError) as caught:
+        await desk.answer(question, reach="run")
+    assert caught.value.rule == "approval.reach"

@@ -68,17 +68,14 @@ async def test_a_question_is_listed_shown_and_allowed(desk: Desk) -> None:
     assert verify(desk.state / "audit").ok
 
 
-async def test_a_no_is_said_and_holds(desk: Desk) -> None:
-    made = proposal()
+async def test_a_no_and_its_reason_are_said_and_hold(desk: Desk) -> None:
+    """Without what a terminal or a line would obey; on record. One that is too long is not cut, and answers nothing."""
+    made = proposal("print(2)")
     question = await desk.asked(made)
     assert _json(desk, "deny", question.id)["state"] == "denied"
     refused = await desk.decided(again(made))
     assert refused.rule == "approval.denied"
     assert ME in refused.reason
-
-
-async def test_the_model_reads_why_and_its_person_what_was_said(desk: Desk) -> None:
-    """Without what a terminal or a line would obey; on record. One that is too long is not cut, and answers nothing."""
     made = proposal()
     question = await desk.asked(made)
     assert _run(desk, "deny", question.id, "--reason", "x" * 501).exit_code == USAGE
@@ -87,7 +84,7 @@ async def test_the_model_reads_why_and_its_person_what_was_said(desk: Desk) -> N
     said = "Use the copy.\\nIt was\\x1b[2J allowed.\\u202e"
     refused = await desk.decided(again(made))
     assert refused.reason.endswith(f"It was not allowed: {ME} said no: {said}.")
-    (answered,) = (record for record in desk.records() if record.kind == "approval.answered")
+    *_, answered = (record for record in desk.records() if record.kind == "approval.answered")
     assert answered.data["reason"] == said
     assert f"{ME} said no: {said}" in _run(desk, "show", question.id).output
 
@@ -144,7 +141,7 @@ async def test_an_answer_by_the_callers_own_user_is_the_callers_own(desk: Desk) 
 
 
 async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None:
-    """``--rule`` answers nothing; after ``revoke`` nothing is granted."""
+    """``--rule`` answers nothing, and only a lifted denial has one; after ``revoke`` nothing is granted."""
     question = await desk.asked(but(proposal(profile=QUIET), escalation=LIFTED))
     rule = _run(desk, "allow", question.id, "--rule")
     assert '+  { host = "example.org", ports = [443] },' in rule.output
@@ -157,10 +154,6 @@ async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None
     _json(desk, "revoke", question.id)
     assert desk.kinds()[-1] == "grant.revoked"
     assert _json(desk, "grants") == {"grants": []}
-
-
-async def test_only_a_lifted_denial_has_a_rule_that_would_make_it_permanent(desk: Desk) -> None:
-    """Of a question that a rule wants, that rule is named."""
     question = await desk.asked(proposal())
     result = _run(desk, "allow", question.id, "--rule")
     assert result.exit_code == REFUSED

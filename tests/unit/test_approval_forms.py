@@ -1,10 +1,8 @@
 """A form that is open longer than its call waits: a later answer is kept for the call that is made again."""
 
-from pathlib import Path
-
 import anyio
 import pytest
-from tests.fixtures.approving import Desk, Person, a_desk, again, proposal
+from tests.fixtures.approving import Desk, Person, again, proposal
 
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
@@ -44,98 +42,74 @@ async def _until(desk: Desk, question: Question, state: str) -> None:
 
 
 @pytest.mark.parametrize(("says", "state", "effect"), [(True, "allowed", "allow"), (False, "denied", "deny")])
-async def test_a_late_answer_is_kept_for_the_retry(says: bool, state: str, effect: str, tmp_path: Path) -> None:
+async def test_a_late_answer_is_kept_for_the_retry(says: bool, state: str, effect: str, desk: Desk) -> None:
     """A yes lets it run once, a no refuses it; until then it is pending, and once its call waits again it goes on."""
-    async with a_desk(tmp_path / "s") as desk:
-        made, person, other = proposal(), Slow(says), Slow()
-        question = await desk.asked(made)
-        assert await desk.approvals.settle(question, person) == "pending"
-        assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
-        # Whoever calls again meanwhile is not asked twice.
-        assert await desk.approvals.settle(await desk.asked(again(made)), other) == "pending"
-        person.may_answer.set()
-        await _until(desk, question, state)
-        ran = await desk.decided(again(made))
-        assert (ran.effect, ran.approval) == (effect, question.id)
-        assert other.asked == []
-        assert desk.kinds().count("approval.requested") == 1
-        answered = next(each for each in desk.records() if each.kind == "approval.answered")
-        assert (answered.data["answered_by"], answered.data["channel"]) == ("local:1000", "client")
+    made, person, other = proposal(), Slow(says), Slow()
+    question = await desk.asked(made)
+    assert await desk.approvals.settle(question, person) == "pending"
+    assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
+    # Whoever calls again meanwhile is not asked twice.
+    assert await desk.approvals.settle(await desk.asked(again(made)), other) == "pending"
+    person.may_answer.set()
+    await _until(desk, question, state)
+    ran = await desk.decided(again(made))
+    assert (ran.effect, ran.approval) == (effect, question.id)
+    assert other.asked == []
+    assert desk.kinds().count("approval.requested") == 1
+    answered = next(each for each in desk.records() if each.kind == "approval.answered")
+    assert (answered.data["answered_by"], answered.data["channel"]) == ("local:1000", "client")
 
 
-async def test_a_call_that_waits_again_hears_the_answer_to_the_form_that_is_open(tmp_path: Path) -> None:
+async def test_a_call_that_waits_again_hears_the_answer_to_the_form_that_is_open(desk: Desk) -> None:
     """As if it were its own; and if it goes, the form stays with whoever reads it."""
-    async with a_desk(tmp_path / "s") as desk:
-        made, person = proposal(), Slow()
-        question = await desk.asked(made)
-        assert await desk.approvals.settle(question, person) == "pending"
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.approvals.settle, await desk.asked(again(made)), Person(waits=True))
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
-        assert not person.closed.is_set()
-        states: list[str] = []
+    made, person = proposal(), Slow()
+    question = await desk.asked(made)
+    assert await desk.approvals.settle(question, person) == "pending"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.approvals.settle, await desk.asked(again(made)), Person(waits=True))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert not person.closed.is_set()
+    states: list[str] = []
 
-        async def wait() -> None:
-            states.append(await desk.approvals.settle(await desk.asked(again(made)), Person(waits=True)))
+    async def wait() -> None:
+        states.append(await desk.approvals.settle(await desk.asked(again(made)), Person(waits=True)))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            person.may_answer.set()
-        assert states == ["allowed"]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        person.may_answer.set()
+    assert states == ["allowed"]
 
 
 @pytest.mark.parametrize("how", ["operator", "time", "gone"])
-async def test_a_form_is_not_open_longer_than_its_question(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_form_is_open_no_longer_than_its_question(
+    how: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answered elsewhere, over, or its caller gone while it waited; the control is that it was open until then."""
-    async with a_desk(tmp_path / "s") as desk:
-        person = Slow()
-        question = await desk.asked(proposal())
-        if how == "gone":
-            monkeypatch.setattr(module, "WAIT_SECONDS", 45)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(desk.approvals.settle, question, person)
-                await anyio.wait_all_tasks_blocked()
-                assert not person.closed.is_set()
-                tasks.cancel_scope.cancel()
-            assert await _state(desk, question) == "withdrawn"
-        else:
-            assert await desk.approvals.settle(question, person) == "pending"
-            assert not person.closed.is_set()
-            if how == "operator":
-                await desk.answer(question)
-            else:
-                desk.clock.pass_(601)
-        with anyio.fail_after(5):
-            await person.closed.wait()
-        assert person.asked == []
-
-
-@pytest.mark.parametrize("how", ["closed", "lost"])
-async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, tmp_path: Path) -> None:
-    """By the next call; the control is the person there, whose yes counts."""
-
-    class Lost(Slow):
-        async def ask(self, question: Question) -> ApprovalAnswer | None:
-            await super().ask(question)
-            raise ConnectionError
-
-    async with a_desk(tmp_path / "s") as desk:
-        made, person = proposal(), Slow(says=None) if how == "closed" else Lost()
-        question = await desk.asked(made)
-        assert await desk.approvals.settle(question, person) == "pending"
-        person.may_answer.set()
-        with anyio.fail_after(5):
-            await person.closed.wait()
+    person = Slow()
+    question = await desk.asked(proposal())
+    if how == "gone":
+        monkeypatch.setattr(module, "WAIT_SECONDS", 45)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.approvals.settle, question, person)
             await anyio.wait_all_tasks_blocked()
-        assert await _state(desk, question) == "pending"
-        assert await desk.approvals.settle(await desk.asked(again(made)), Person(says=True)) == "allowed"
+            assert not person.closed.is_set()
+            tasks.cancel_scope.cancel()
+        assert await _state(desk, question) == "withdrawn"
+    else:
+        assert await desk.approvals.settle(question, person) == "pending"
+        assert not person.closed.is_set()
+        if how == "operator":
+            await desk.answer(question)
+        else:
+            desk.clock.pass_(601)
+    with anyio.fail_after(5):
+        await person.closed.wait()
+    assert person.asked == []
 
 
-class Failing(Slow):
+class Lost(Slow):
     """Their client breaks while the form is open."""
 
     async def ask(self, question: Question) -> ApprovalAnswer | None:
@@ -143,26 +117,39 @@ class Failing(Slow):
         raise OSError("the client broke")
 
 
+@pytest.mark.parametrize("how", ["closed", "lost"])
+async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, desk: Desk) -> None:
+    """By the next call; the control is the person there, whose yes counts."""
+    made, person = proposal(), Slow(says=None) if how == "closed" else Lost()
+    question = await desk.asked(made)
+    assert await desk.approvals.settle(question, person) == "pending"
+    person.may_answer.set()
+    with anyio.fail_after(5):
+        await person.closed.wait()
+        await anyio.wait_all_tasks_blocked()
+    assert await _state(desk, question) == "pending"
+    assert await desk.approvals.settle(await desk.asked(again(made)), Person(says=True)) == "allowed"
+
+
 async def test_what_goes_wrong_with_a_form_is_told_and_ends_no_server(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal())
-        person = Failing(None)
-        assert await desk.approvals.settle(question, person) == "pending"
-        person.may_answer.set()
-        with anyio.fail_after(5):
-            while "the client broke" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
-                await anyio.sleep(0.01)
-        assert question.id in caplog.text
+    question = await desk.asked(proposal())
+    person = Lost(None)
+    assert await desk.approvals.settle(question, person) == "pending"
+    person.may_answer.set()
+    with anyio.fail_after(5):
+        while "the client broke" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
+            await anyio.sleep(0.01)
+    assert question.id in caplog.text
 
-        async def mistaken(_identifier: str) -> None:
-            raise ValueError("a mistake of ours")
+    async def mistaken(_identifier: str) -> None:
+        raise ValueError("a mistake of ours")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(desk.approvals, "_until_decided", mistaken)
-            with pytest.raises(ExceptionGroup) as caught:
-                await desk.approvals.settle(await desk.asked(proposal("print(2)")), Person(True))
-            assert "a mistake of ours" in repr(caught.value)
-        other = await desk.asked(proposal("print(3)"))
-        assert await desk.approvals.settle(other, Person(True)) == "allowed"
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.approvals, "_until_decided", mistaken)
+        with pytest.raises(ExceptionGroup) as caught:
+            await desk.approvals.settle(await desk.asked(proposal("print(2)")), Person(True))
+        assert "a mistake of ours" in repr(caught.value)
+    other = await desk.asked(proposal("print(3)"))
+    assert await desk.approvals.settle(other, Person(True)) == "allowed"

@@ -19,31 +19,21 @@ from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals import approvals as module
+from glovebox_server.guards.approvals import rules as governing
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
-from glovebox_server.guards.approvals.rules import (
-    Escalation,
-    asked_about,
-    escalation,
-    lift_denial,
-    subject,
-    together,
-    unnamed,
-    widened,
-)
 from glovebox_server.tools import TOOLS
 
 QUIET = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
 READING = QUIET.model_copy(update={"files": QUIET.files.model_copy(update={"workspace": "read"})})
-SPENT = Escalation(what="budget", target="calls", lift=Lift(what="budget"))
-HOST = Escalation(what="host", target="https://a.org:443", lift=Lift(what="host"))
+SPENT = governing.Escalation(what="budget", target="calls", lift=Lift(what="budget"))
+HOST = governing.Escalation(what="host", target="https://a.org:443", lift=Lift(what="host"))
 ONLINE = QUIET.model_copy(
     update={"network": Network.model_validate({"mode": "egress", "allow": ({"host": "b.org", "ports": (80, 443)},)})}
 )
 
 
-async def _granted(desk: Desk, made: Attempt, escalation: Escalation, reach: str = "run") -> Question:
-    """A yes that lifts something for a call, or its run."""
+async def _granted(desk: Desk, made: Attempt, escalation: governing.Escalation, reach: str = "run") -> Question:
     if escalation.what == "host":  # asked about once the program has run
         refused = parse_url("GET", f"{escalation.target}/")
         made = but(made, rights=replace(made.rights, lifts=(escalation.lift,)), refused_targets=[refused])
@@ -61,20 +51,19 @@ def _lifting(made: Attempt) -> Attempt:
     return but(made, rights=replace(made.rights, lifts=(Lift(what="host"), Lift(what="budget"))))
 
 
-async def test_a_grant_is_no_yes_to_a_rule(tmp_path: Path) -> None:
+async def test_a_grant_is_no_yes_to_a_rule(desk: Desk) -> None:
     """What it lifts is lifted, and the rule asks all the same; the control is a call that the rule lets pass."""
     rules = (Approval(name="long", when="longer_than", seconds=5),)
-    async with a_desk(tmp_path / "s") as desk:
-        short = proposal(profile=QUIET, rules=rules, timeout_seconds=5)
-        grant = await _granted(desk, short, SPENT)
-        passed = await desk.decided(but(again(short), escalation=SPENT))
-        assert (passed.effect, passed.rule) == ("allow", "lift.budget")
-        long = but(proposal(profile=QUIET, rules=rules, timeout_seconds=6), escalation=SPENT)
-        question = await desk.asked(long)
-        assert (question.subject.rules, question.subject.lifted) == (("approval.long",), None)
-        await desk.answer(question)
-        ran = await desk.decided(again(long))
-        assert (ran.approval, [each.approval for each in ran.grants]) == (question.id, [grant.id])
+    short = proposal(profile=QUIET, rules=rules, timeout_seconds=5)
+    grant = await _granted(desk, short, SPENT)
+    passed = await desk.decided(but(again(short), escalation=SPENT))
+    assert (passed.effect, passed.rule) == ("allow", "lift.budget")
+    long = but(proposal(profile=QUIET, rules=rules, timeout_seconds=6), escalation=SPENT)
+    question = await desk.asked(long)
+    assert (question.subject.rules, question.subject.lifted) == (("approval.long",), None)
+    await desk.answer(question)
+    ran = await desk.decided(again(long))
+    assert (ran.approval, [each.approval for each in ran.grants]) == (question.id, [grant.id])
 
 
 @pytest.mark.parametrize(
@@ -88,190 +77,169 @@ async def test_a_grant_is_no_yes_to_a_rule(tmp_path: Path) -> None:
         {"environment": "sha256:others"},
     ],
 )
-async def test_a_grant_for_the_run_is_bound_to_all_but_the_call(other: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_grant_for_the_run_is_bound_to_all_but_its_call(
+    other: dict[str, Any], desk: Desk, tmp_path: Path
+) -> None:
     """Whatever else differs, it is asked about anew; the control is another program, which the grant is good for."""
     own: dict[str, Any] = {"policy": "sha256:a", "profile": READING, "workspace": tmp_path}
-    async with a_desk(tmp_path / "s") as desk:
-        grant = await _granted(desk, proposal(**own), SPENT)
-        changed = {**own, **other}
-        desk.environment[0] = changed.pop("environment", "sha256:packages")
-        assert isinstance(await desk.approvals.consult(but(proposal(**changed), escalation=SPENT), None), Question)
-        desk.environment[0] = "sha256:packages"
-        passed = await desk.decided(but(proposal("print(2)", **own), escalation=SPENT))
-        assert [each.approval for each in passed.grants] == [grant.id]
+    grant = await _granted(desk, proposal(**own), SPENT)
+    changed = {**own, **other}
+    desk.environment[0] = changed.pop("environment", "sha256:packages")
+    assert isinstance(await desk.approvals.consult(but(proposal(**changed), escalation=SPENT), None), Question)
+    desk.environment[0] = "sha256:packages"
+    passed = await desk.decided(but(proposal("print(2)", **own), escalation=SPENT))
+    assert [each.approval for each in passed.grants] == [grant.id]
 
 
-async def test_a_grant_for_one_call_is_bound_to_it_and_used_up(tmp_path: Path) -> None:
+async def test_a_grant_for_one_call_is_bound_to_it_and_used_up(desk: Desk) -> None:
     """Not for another program, nor other inputs; the control is the call itself, once."""
     given = (Input(name="a", uri="artifact://1", sha256="1" * 64, bytes=1),)
-    async with a_desk(tmp_path / "s") as desk:
-        made = _lifting(proposal(profile=ONLINE))
-        grant = await _granted(desk, made, HOST, "call")
-        for other in (proposal("print(2)", profile=ONLINE), proposal(profile=ONLINE, inputs=given)):
-            assert (await desk.decided(_lifting(other))).grants == ()
-        assert [each.approval for each in (await desk.decided(again(made))).grants] == [grant.id]
-        assert (await desk.decided(again(made))).grants == ()
+    made = _lifting(proposal(profile=ONLINE))
+    grant = await _granted(desk, made, HOST, "call")
+    for other in (proposal("print(2)", profile=ONLINE), proposal(profile=ONLINE, inputs=given)):
+        assert (await desk.decided(_lifting(other))).grants == ()
+    assert [each.approval for each in (await desk.decided(again(made))).grants] == [grant.id]
+    assert (await desk.decided(again(made))).grants == ()
 
 
-async def test_a_program_uses_grants_of_hosts_alone_and_only_with_a_network(tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        made = _lifting(proposal(profile=ONLINE))
-        host = await _granted(desk, made, HOST)
-        await _granted(desk, made, SPENT)
-        assert [each.approval for each in (await desk.decided(again(made))).grants] == [host.id]
-        offline = _lifting(proposal(profile=QUIET))
-        await _granted(desk, offline, HOST)
-        assert (await desk.decided(again(offline))).grants == ()
+async def test_a_program_uses_grants_of_hosts_alone_and_only_with_a_network(desk: Desk) -> None:
+    made = _lifting(proposal(profile=ONLINE))
+    host = await _granted(desk, made, HOST)
+    await _granted(desk, made, SPENT)
+    assert [each.approval for each in (await desk.decided(again(made))).grants] == [host.id]
+    offline = _lifting(proposal(profile=QUIET))
+    await _granted(desk, offline, HOST)
+    assert (await desk.decided(again(offline))).grants == ()
 
 
-async def test_a_grant_of_one_thing_lifts_no_other(tmp_path: Path) -> None:
+async def test_a_grant_of_one_thing_lifts_no_other(desk: Desk) -> None:
     """Another budget is another question; the control is the one that was granted."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=QUIET)
-        grant = await _granted(desk, made, SPENT)
-        seconds = replace(SPENT, target="seconds")
-        other = await desk.asked(but(again(made), escalation=seconds))
-        await desk.answer(other)
-        passed = await desk.decided(but(again(made), escalation=SPENT))
-        assert [each.approval for each in passed.grants] == [grant.id]
-        assert (await desk.decided(but(again(made), escalation=seconds))).approval == other.id
+    made = proposal(profile=QUIET)
+    grant = await _granted(desk, made, SPENT)
+    seconds = replace(SPENT, target="seconds")
+    other = await desk.asked(but(again(made), escalation=seconds))
+    await desk.answer(other)
+    passed = await desk.decided(but(again(made), escalation=SPENT))
+    assert [each.approval for each in passed.grants] == [grant.id]
+    assert (await desk.decided(but(again(made), escalation=seconds))).approval == other.id
 
 
-async def test_a_program_is_lifted_by_the_grant_for_what_it_lacks_alone(tmp_path: Path) -> None:
+async def test_a_program_is_lifted_by_the_grant_for_what_it_lacks_alone(desk: Desk) -> None:
     """Its run may spend more of two budgets; each call names the one that was spent."""
-    async with a_desk(tmp_path / "s") as desk:
-        made, seconds = proposal(profile=QUIET), replace(SPENT, target="seconds")
-        grants = {each.target: await _granted(desk, made, each) for each in (SPENT, seconds)}
-        for wanted in (SPENT, seconds):
-            passed = await desk.decided(but(proposal("print(2)", profile=QUIET), escalation=wanted))
-            assert [(each.target, each.approval) for each in passed.grants] == [
-                (wanted.target, grants[wanted.target].id)
-            ]
+    made, seconds = proposal(profile=QUIET), replace(SPENT, target="seconds")
+    grants = {each.target: await _granted(desk, made, each) for each in (SPENT, seconds)}
+    for wanted in (SPENT, seconds):
+        passed = await desk.decided(but(proposal("print(2)", profile=QUIET), escalation=wanted))
+        assert [(each.target, each.approval) for each in passed.grants] == [(wanted.target, grants[wanted.target].id)]
 
 
-async def test_a_call_that_nobody_can_look_up_is_refused_with_the_fix(tmp_path: Path) -> None:
+async def test_a_call_that_nobody_can_look_up_is_refused_with_the_fix(desk: Desk, tmp_path: Path) -> None:
     """The store of approvals is damaged while a server runs; the control is the same call before."""
     made = proposal()
-    async with a_desk(tmp_path / "s") as desk:
-        assert isinstance(await admit(made, approvals=desk.approvals), Question)
-        kept = next((tmp_path / "s").rglob("approvals.sqlite"))
-        kept.unlink()
-        verdict = await admit(again(made), approvals=desk.approvals)
-        assert isinstance(verdict, Decision)
-        assert (verdict.effect, verdict.rule) == ("deny", "store")
-        assert "operator" in verdict.hint
+    assert isinstance(await admit(made, approvals=desk.approvals), Question)
+    kept = next((tmp_path / "s").rglob("approvals.sqlite"))
+    kept.unlink()
+    verdict = await admit(again(made), approvals=desk.approvals)
+    assert isinstance(verdict, Decision)
+    assert (verdict.effect, verdict.rule) == ("deny", "store")
+    assert "operator" in verdict.hint
 
 
-async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record(tmp_path: Path) -> None:
+async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record(desk: Desk) -> None:
     """The bound is for an hour; a second before its end it holds."""
-    async with a_desk(tmp_path / "s") as desk:
-        forged = replace(await desk.asked(proposal()), id="a_forged")
-        for passed, more in ((0, module.MAX_REFUSED), (3599, 0), (2, 1)):
-            desk.clock.pass_(passed)
-            before = desk.kinds().count("approval.refused")
-            for _ in range(max(1, more)):
-                with pytest.raises(RefusedError):
-                    await desk.answer(forged)
-            assert desk.kinds().count("approval.refused") - before == more
+    forged = replace(await desk.asked(proposal()), id="a_forged")
+    for passed, more in ((0, module.MAX_REFUSED), (3599, 0), (2, 1)):
+        desk.clock.pass_(passed)
+        before = desk.kinds().count("approval.refused")
+        for _ in range(max(1, more)):
+            with pytest.raises(RefusedError):
+                await desk.answer(forged)
+        assert desk.kinds().count("approval.refused") - before == more
 
 
-async def test_a_question_that_is_over_is_taken_back_by_nobody(tmp_path: Path) -> None:
+async def test_a_question_that_is_over_is_taken_back_by_nobody(desk: Desk) -> None:
     """Though nothing has looked at the store since; the control is one second earlier."""
-    async with a_desk(tmp_path / "s") as desk:
-        first, second = await desk.asked(proposal("1")), await desk.asked(proposal("2"))
-        desk.clock.pass_(599)
-        await desk.approvals.withdraw(first.id, "local:0")
-        desk.clock.pass_(2)
-        with pytest.raises(RefusedError) as caught:
-            await desk.approvals.withdraw(second.id, "local:0")
-        assert caught.value.rule == "approval.over"
+    first, second = await desk.asked(proposal("1")), await desk.asked(proposal("2"))
+    desk.clock.pass_(599)
+    await desk.approvals.withdraw(first.id, "local:0")
+    desk.clock.pass_(2)
+    with pytest.raises(RefusedError) as caught:
+        await desk.approvals.withdraw(second.id, "local:0")
+    assert caught.value.rule == "approval.over"
 
 
-async def test_a_yes_of_several_goes_as_far_as_the_least_of_them(tmp_path: Path) -> None:
+async def test_a_yes_of_several_goes_as_far_as_the_least_of_them(desk: Desk) -> None:
     """One who said yes to the call alone said none to the run; the control is that both said so."""
     rules = (Approval(name="two", quorum=2, reach="run"),)
-    async with a_desk(tmp_path / "s") as desk:
-        for code, reaches, second in (("1", ("run", "call"), "ask"), ("2", ("run", "run"), "allow")):
-            made = proposal(code, profile=QUIET, rules=rules)
-            question = await desk.asked(made)
-            for number, reach in enumerate(reaches):
-                await desk.answer(question, by=f"local:{number}", reach=reach)
-            assert (await desk.decided(again(made))).effect == "allow"
-            found = await desk.approvals.consult(again(made), None)
-            assert (found.effect if isinstance(found, Decision) else "ask") == second
-
-
-async def test_the_time_of_a_yes_begins_with_it(tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
+    for code, reaches, second in (("1", ("run", "call"), "ask"), ("2", ("run", "run"), "allow")):
+        made = proposal(code, profile=QUIET, rules=rules)
         question = await desk.asked(made)
-        desk.clock.pass_(599)
-        await desk.answer(question)
-        desk.clock.pass_(599)
-        assert (await desk.decided(again(made))).approval == question.id
+        for number, reach in enumerate(reaches):
+            await desk.answer(question, by=f"local:{number}", reach=reach)
+        assert (await desk.decided(again(made))).effect == "allow"
+        found = await desk.approvals.consult(again(made), None)
+        assert (found.effect if isinstance(found, Decision) else "ask") == second
 
 
-async def test_whoever_may_not_say_yes_may_say_no(tmp_path: Path) -> None:
+async def test_the_time_of_a_yes_begins_with_it(desk: Desk) -> None:
+    made = proposal()
+    question = await desk.asked(made)
+    desk.clock.pass_(599)
+    await desk.answer(question)
+    desk.clock.pass_(599)
+    assert (await desk.decided(again(made))).approval == question.id
+
+
+async def test_whoever_may_not_say_yes_may_say_no(desk: Desk) -> None:
     """The caller's own no counts where another principal is wanted."""
     rules = (Approval(name="four-eyes", another_principal=True),)
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal(profile=QUIET, rules=rules))
-        assert await desk.answer(question, by="local:1000", allow=False) == "denied"
+    question = await desk.asked(proposal(profile=QUIET, rules=rules))
+    assert await desk.answer(question, by="local:1000", allow=False) == "denied"
 
 
-async def test_only_an_approved_program_is_shown_as_the_last(tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        await desk.answer(await desk.asked(proposal("print(1)")), allow=False)
-        await desk.asked(proposal("print(2)"))
-        assert (await desk.asked(proposal("print(3)"))).last_approved is None
+async def test_only_an_approved_program_is_shown_as_the_last(desk: Desk) -> None:
+    await desk.answer(await desk.asked(proposal("print(1)")), allow=False)
+    await desk.asked(proposal("print(2)"))
+    assert (await desk.asked(proposal("print(3)"))).last_approved is None
 
 
 @pytest.mark.parametrize("how", ["answered", "by another call"])
-async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path: Path) -> None:
+async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, desk: Desk) -> None:
     """And not once somebody has answered; the control is the same without either."""
     rules = (Approval(name="two", quorum=2),)
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal(profile=QUIET, rules=rules))
-        if how == "answered":
-            await desk.answer(question)
-        with store.opened(desk.state) as database:
-            gone = replace(question, asked_by="c_other") if how == "by another call" else question
-            database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(gone))
-        control = await desk.asked(proposal("2", profile=QUIET, rules=rules))
-        with store.opened(desk.state) as database:
-            database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(control))
-            left = database.query_now(lambda db: store.Questions(db, desk.clock()).standings())
-        assert {each.question.id: each.state for each in left} == {question.id: "pending", control.id: "withdrawn"}
+    question = await desk.asked(proposal(profile=QUIET, rules=rules))
+    if how == "answered":
+        await desk.answer(question)
+    with store.opened(desk.state) as database:
+        gone = replace(question, asked_by="c_other") if how == "by another call" else question
+        database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(gone))
+    control = await desk.asked(proposal("2", profile=QUIET, rules=rules))
+    with store.opened(desk.state) as database:
+        database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(control))
+        left = database.query_now(lambda db: store.Questions(db, desk.clock()).standings())
+    assert {each.question.id: each.state for each in left} == {question.id: "pending", control.id: "withdrawn"}
 
 
 def _why(rule: Approval, profile: Profile = QUIET, **arguments: Any) -> str | None:
     made = proposal(profile=profile, rules=(rule,))
-    found = asked_about(but(made, request=replace(made.request, arguments=arguments)))
+    found = governing.asked_about(but(made, request=replace(made.request, arguments=arguments)))
     return found.why if found else None
 
 
-def test_rules_are_about_what_may_leave_and_may_be_taken() -> None:
-    """Artifacts leave only over a network; without a time of its own a call takes its profile's."""
+def test_rules_are_about_what_may_leave_and_may_be_taken_and_their_tool() -> None:
+    """Artifacts leave only over a network; a call without a time takes its profile's; a quorum goes to operators."""
     leaves = Approval(name="a", when="leaves")
     assert _why(leaves, inputs=["artifact://1"]) is None
     assert "send 1 artifact of" in str(_why(leaves, ONLINE, inputs=["artifact://1"]))
     assert _why(leaves, ONLINE) is None
     assert _why(Approval(name="a", when="longer_than", seconds=60)) is None
     assert "60 seconds, which is more than 59" in str(_why(Approval(name="a", when="longer_than", seconds=59)))
-
-
-def test_a_rule_is_about_its_tool_or_every_tool_and_about_more_than_its_seconds() -> None:
-    """Of another tool it asks nothing; the bound itself is not more than it."""
     assert _why(Approval(name="a", tool="fetch_url")) is None
     assert _why(Approval(name="a")) is not None
     long = Approval(name="a", when="longer_than", seconds=5)
     assert _why(long, timeout_seconds=5) is None
     assert _why(long, timeout_seconds=5.1) is not None
-
-
-def test_nobody_at_the_client_can_be_two() -> None:
-    """A quorum goes to operators, where another rule says the client."""
-    assert together([RequiredApproval(by="client"), RequiredApproval(quorum=2)]).by == "operator"
+    assert governing.together([RequiredApproval(by="client"), RequiredApproval(quorum=2)]).by == "operator"
 
 
 def _rights(profile: Profile, *lifts: Lift) -> Rights:
@@ -285,9 +253,8 @@ def _denial(rule: str) -> Decision:
 @pytest.mark.parametrize(("then", "lifted"), [("allow", True), ("ask", True), ("deny", False)])
 def test_what_would_be_refused_all_the_same_is_no_question(then: Any, *, lifted: bool) -> None:
     """A person is asked about what their yes would let run; the record names the profile that is on disk."""
-    outside = Rights(
-        profiles=ProfileSet({}, {}), workspace=None, role="a", lifts=(Lift(what="tool"),), beyond={"run_python": QUIET}
-    )
+    given: dict[str, Any] = {"lifts": (Lift(what="tool"),), "beyond": {"run_python": QUIET}}
+    outside = Rights(profiles=ProfileSet({}, {}), workspace=None, role="a", **given)
 
     def decide(rights: Rights) -> Decision:
         if "run_python" not in rights.profiles:
@@ -295,7 +262,7 @@ def test_what_would_be_refused_all_the_same_is_no_question(then: Any, *, lifted:
         return replace(_denial("limits.wall_seconds"), effect=then, profile_digest=digest(QUIET))
 
     now = Attempt(request=proposal().request, rights=outside, decision=decide(outside))
-    lift_denial(now, TOOLS["run_python"], decide)
+    governing.lift_denial(now, TOOLS["run_python"], decide)
     assert (now.escalation is not None) == lifted
     assert ("run_python" in now.rights.profiles) == lifted
     assert (now.decision.effect, now.decision.profile_digest) == ("ask" if lifted else "deny", "sha256:disk")
@@ -313,39 +280,36 @@ def test_no_other_denial_is_lifted(rule: str) -> None:
         profiles=ProfileSet({"fetch_url": ONLINE}, {}),
     )
     run, get = TOOLS["run_python"], TOOLS["fetch_url"]
-    assert escalation(proposal().request, run, rights, rule) is None
-    assert escalation(fetch, get, rights, rule) is None
+    assert governing.escalation(proposal().request, run, rights, rule) is None
+    assert governing.escalation(fetch, get, rights, rule) is None
     found = (
-        escalation(proposal().request, run, rights, "role.tools"),
-        escalation(fetch, get, rights, "network.allow"),
-        escalation(fetch, get, rights, "budget.calls"),
+        governing.escalation(proposal().request, run, rights, "role.tools"),
+        governing.escalation(fetch, get, rights, "network.allow"),
+        governing.escalation(fetch, get, rights, "budget.calls"),
     )
     assert [each and each.target for each in found] == ["run_python", "https://a.org:443", "calls"]
     without = replace(rights, lifts=())
-    assert not any(escalation(fetch, get, without, each) for each in ("role.tools", "network.allow", "budget.calls"))
+    rules = ("role.tools", "network.allow", "budget.calls")
+    assert not any(governing.escalation(fetch, get, without, each) for each in rules)
 
 
 def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> None:
     """A path that its own rule refuses is no question for a program either."""
     budgets = tuple(Budget(name=name, per="principal", every="hour", calls=1) for name in ("calls", "others"))
-    left = widened(replace(_rights(QUIET), budgets=budgets), "run_python", [SPENT]).budgets
+    left = governing.widened(replace(_rights(QUIET), budgets=budgets), "run_python", [SPENT]).budgets
     assert [each.name for each in left] == ["others"]
     rights = _rights(ONLINE, Lift(what="host"))
-    targets = [
-        parse_url(*each)
-        for each in (("GET", "http://b.org:81/"), ("POST", "https://c.org/"), ("GET", "https://d.org/"))
-    ]
-    assert [each.target for each in unnamed(targets, ONLINE, rights)] == ["https://d.org:443"]
+    asked = (("GET", "http://b.org:81/"), ("POST", "https://c.org/"), ("GET", "https://d.org/"))
+    targets = [parse_url(*each) for each in asked]
+    assert [each.target for each in governing.unnamed(targets, ONLINE, rights)] == ["https://d.org:443"]
 
 
 def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
     offered: Callable[[Rights], tuple[str, ...]] = lambda rights: rights.offered(["fetch_url", "run_python"])  # noqa: E731
     assert offered(_rights(QUIET)) == ("run_python",)
     assert offered(replace(_rights(QUIET), role=None)) == ("fetch_url", "run_python")
-    assert (
-        offered(replace(_rights(QUIET), profiles=ProfileSet({}, {}), denial=Refusal(rule="x", reason="", hint="")))
-        == ()
-    )
+    denied = Refusal(rule="x", reason="", hint="")
+    assert offered(replace(_rights(QUIET), profiles=ProfileSet({}, {}), denial=denied)) == ()
 
 
 async def test_changes_of_files_need_a_yes_whatever_profile_and_policy_say(tmp_path: Path) -> None:
@@ -371,13 +335,13 @@ def test_a_yes_to_changes_is_for_one_call() -> None:
     """Whatever else asks about the call. Over HTTP it is an operator's: what is shown holds lines of their files."""
     wide = Approval(name="programs", reach="run")
     made = proposal(profile=QUIET, rules=(wide,))
-    control = asked_about(made)
+    control = governing.asked_about(made)
     assert control is not None
     assert control.asked.reach == "run"
     changing = but(made, changes="a.txt")
     for transport, by in (("stdio", "either"), ("cli", "either"), ("http", "operator"), ("sse", "operator")):
         caller = replace(made.request.principal, transport=transport)  # type: ignore[arg-type]  # one of four
-        asks = asked_about(but(changing, request=replace(made.request, principal=caller)))
+        asks = governing.asked_about(but(changing, request=replace(made.request, principal=caller)))
         assert asks is not None
         assert asks.rules == ("approval.changes", "approval.programs")
         assert (asks.asked.reach, asks.asked.by) == ("call", by)
@@ -385,7 +349,7 @@ def test_a_yes_to_changes_is_for_one_call() -> None:
 
 def test_a_digest_is_over_all_that_binds_and_only_a_caller_is_free_of_the_run() -> None:
     """A question about changes has another; the control of the run is the question that is bound to it."""
-    about = subject(proposal(), None, lambda _: "")
+    about = governing.subject(proposal(), None, lambda _: "")
     assert about.digest == digest_of(rfc8785.dumps(asdict(about)).decode())
     assert replace(about, changes="a.txt").digest != about.digest
     assert replace(about, run="r_other").digest != about.digest

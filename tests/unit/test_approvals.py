@@ -93,6 +93,7 @@ STRETCHES: dict[str, Callable[[Path], Attempt]] = {
     "environment": lambda _: proposal(),
 }
 """Forty ways to stretch a yes."""
+assert len(STRETCHES) == 41
 
 
 def _reading() -> Profile:
@@ -111,50 +112,25 @@ def _replaced(place: Path) -> Path:
     return place
 
 
-def test_there_are_forty_stretches() -> None:
-    assert len(STRETCHES) == 41
-
-
 @pytest.mark.parametrize("name", STRETCHES)
-async def test_a_yes_is_not_stretched_and_not_used_up_by_trying(name: str, tmp_path: Path) -> None:
+async def test_a_yes_is_not_stretched_and_not_used_up_by_trying(name: str, desk: Desk, tmp_path: Path) -> None:
     """Another program, profile, principal, run, policy, workspace: none runs; the control is the same call after it."""
-    async with a_desk(tmp_path / "s") as desk:
-        place = _made(tmp_path / "w")
-        uses_workspace = name.startswith("workspace")
-        made = proposal(profile=_reading(), workspace=place) if uses_workspace else proposal()
-        question = await desk.asked(made)
-        assert await desk.answer(question) == "allowed"
-        if name == "environment":
-            desk.environment[0] = "sha256:others"
-        stretched = await desk.approvals.consult(STRETCHES[name](tmp_path), None)
-        assert isinstance(stretched, Question) or stretched.effect != "allow"
-        if name == "environment":
-            desk.environment[0] = "sha256:packages"
-        if name == "workspace that was replaced":
-            place.rmdir()
-            place.with_name("gone").rename(place)
-        legitimate = await desk.decided(again(made))
-        assert (legitimate.effect, legitimate.approval) == ("allow", question.id)
-
-
-async def test_of_64_racing_retries_one_runs(tmp_path: Path) -> None:
-    """On two servers at once: a yes is used up by the transaction that finds it."""
-    async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
-        made = proposal()
-        await desk.answer(await desk.asked(made))
-        ran: list[Decision] = []
-
-        async def retry(server: Desk) -> None:
-            found = await server.approvals.consult(again(made), None)
-            if isinstance(found, Decision) and found.effect == "allow":
-                ran.append(found)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(64):
-                tasks.start_soon(retry, (desk, other)[number % 2])
-        assert len(ran) == 1
-        # Those that came too late ask anew, and all of them the same.
-        assert desk.kinds().count("approval.requested") == 2
+    place = _made(tmp_path / "w")
+    uses_workspace = name.startswith("workspace")
+    made = proposal(profile=_reading(), workspace=place) if uses_workspace else proposal()
+    question = await desk.asked(made)
+    assert await desk.answer(question) == "allowed"
+    if name == "environment":
+        desk.environment[0] = "sha256:others"
+    stretched = await desk.approvals.consult(STRETCHES[name](tmp_path), None)
+    assert isinstance(stretched, Question) or stretched.effect != "allow"
+    if name == "environment":
+        desk.environment[0] = "sha256:packages"
+    if name == "workspace that was replaced":
+        place.rmdir()
+        place.with_name("gone").rename(place)
+    legitimate = await desk.decided(again(made))
+    assert (legitimate.effect, legitimate.approval) == ("allow", question.id)
 
 
 async def test_of_64_retries_in_four_server_processes_one_runs(tmp_path: Path) -> None:
@@ -175,44 +151,43 @@ async def test_of_64_retries_in_four_server_processes_one_runs(tmp_path: Path) -
         standing = await desk.approvals.standing(question.id)
         assert standing is not None
         assert standing.state == "used"
+        # Those that came too late ask anew, and all of them the same.
+        assert desk.kinds().count("approval.requested") == 2
     assert verify(state / "audit").ok
 
 
-async def test_a_yes_for_the_run_is_good_for_identical_calls_of_it_alone(tmp_path: Path) -> None:
+async def test_a_yes_for_the_run_is_good_for_identical_calls_of_it_alone(desk: Desk) -> None:
     """Where the rule permits it; the control is another program of the run, and the same one of another."""
     rules = (Approval(name="programs", reach="run"),)
     quiet = ASKING.model_copy(update={"approval": "none"})
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=quiet, rules=rules)
-        question = await desk.asked(made)
-        assert await desk.answer(question, reach="run") == "allowed"
-        for _ in range(3):
-            assert (await desk.decided(again(made))).approval == question.id
-        await desk.asked(proposal("print(2)", profile=quiet, rules=rules))
-        await desk.asked(proposal(profile=quiet, rules=rules, run="r_2"))
+    made = proposal(profile=quiet, rules=rules)
+    question = await desk.asked(made)
+    assert await desk.answer(question, reach="run") == "allowed"
+    for _ in range(3):
+        assert (await desk.decided(again(made))).approval == question.id
+    await desk.asked(proposal("print(2)", profile=quiet, rules=rules))
+    await desk.asked(proposal(profile=quiet, rules=rules, run="r_2"))
 
 
-async def test_a_yes_goes_no_further_than_its_rule_permits(tmp_path: Path) -> None:
+async def test_a_yes_goes_no_further_than_its_rule_permits(desk: Desk) -> None:
     """``reach = "call"`` is not answered for the run; the question stays open for a yes that fits."""
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal())
-        with pytest.raises(RefusedError) as caught:
-            await desk.answer(question, reach="run")
-        assert caught.value.rule == "approval.reach"
-        assert await desk.answer(question) == "allowed"
+    question = await desk.asked(proposal())
+    with pytest.raises(RefusedError) as caught:
+        await desk.answer(question, reach="run")
+    assert caught.value.rule == "approval.reach"
+    assert await desk.answer(question) == "allowed"
 
 
-async def test_a_no_holds_for_the_same_call_until_its_time_is_over(tmp_path: Path) -> None:
+async def test_a_no_holds_for_the_same_call_until_its_time_is_over(desk: Desk) -> None:
     """So a model that asks again and again gets nobody to say yes in the end."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        assert await desk.answer(question, allow=False) == "denied"
-        refused = await desk.decided(again(made))
-        assert (refused.effect, refused.rule, refused.approval) == ("deny", "approval.denied", question.id)
-        assert desk.kinds().count("approval.requested") == 1
-        desk.clock.pass_(601)
-        assert (await desk.asked(again(made))).id != question.id
+    made = proposal()
+    question = await desk.asked(made)
+    assert await desk.answer(question, allow=False) == "denied"
+    refused = await desk.decided(again(made))
+    assert (refused.effect, refused.rule, refused.approval) == ("deny", "approval.denied", question.id)
+    assert desk.kinds().count("approval.requested") == 1
+    desk.clock.pass_(601)
+    assert (await desk.asked(again(made))).id != question.id
 
 
 @pytest.mark.parametrize(
@@ -223,148 +198,123 @@ async def test_a_no_holds_for_the_same_call_until_its_time_is_over(tmp_path: Pat
         ({"by": "local:1000"}, "approval.own"),
     ],
 )
-async def test_an_answer_that_does_not_fit_is_refused_on_record_and_uses_nothing_up(
-    wrong: dict[str, Any], rule: str, tmp_path: Path
+async def test_an_answer_that_does_not_fit_is_refused_and_costs_nothing(
+    wrong: dict[str, Any], rule: str, desk: Desk
 ) -> None:
     """Mismatched, by the wrong way, or the caller's own; the control is the legitimate one after it."""
     rules = (Approval(name="four-eyes", by="operator", another_principal=True),)
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
-        question = await desk.asked(made)
-        with pytest.raises(RefusedError) as caught:
-            await desk.answer(question, **wrong)
-        assert caught.value.rule == rule
-        last = desk.records()[-1]
-        assert (last.kind, last.data["rule"]) == ("approval.refused", rule)
-        assert await desk.answer(question) == "allowed"
-        with pytest.raises(RefusedError) as replayed:
-            await desk.answer(question)
-        assert replayed.value.rule == "approval.over"
-        assert (await desk.decided(again(made))).effect == "allow"
+    made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
+    question = await desk.asked(made)
+    with pytest.raises(RefusedError) as caught:
+        await desk.answer(question, **wrong)
+    assert caught.value.rule == rule
+    last = desk.records()[-1]
+    assert (last.kind, last.data["rule"]) == ("approval.refused", rule)
+    assert await desk.answer(question) == "allowed"
+    with pytest.raises(RefusedError) as caught:
+        await desk.answer(question)
+    assert caught.value.rule == "approval.over"
+    assert (await desk.decided(again(made))).effect == "allow"
 
 
-async def test_an_answer_to_no_question_is_refused_and_what_was_sent_is_not_recorded(tmp_path: Path) -> None:
+async def test_an_answer_to_no_question_is_refused_and_what_was_sent_is_not_recorded(desk: Desk) -> None:
     """A forged id; and a flood of them leaves a bounded number of records."""
-    async with a_desk(tmp_path / "s") as desk:
-        question = replace(await desk.asked(proposal()), id="a_forged\x1b[2J")
-        for _ in range(module.MAX_REFUSED + 5):
-            with pytest.raises(RefusedError) as caught:
-                await desk.answer(question)
-            assert caught.value.rule == "approval.unknown"
-        assert desk.kinds().count("approval.refused") == module.MAX_REFUSED
-        assert "forged" not in str(desk.records())
-
-
-async def test_a_quorum_wants_different_principals(tmp_path: Path) -> None:
-    rules = (Approval(name="two", quorum=2),)
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
-        question = await desk.asked(made)
-        assert await desk.answer(question, by="local:1") == "pending"
+    question = replace(await desk.asked(proposal()), id="a_forged\x1b[2J")
+    for _ in range(module.MAX_REFUSED + 5):
         with pytest.raises(RefusedError) as caught:
-            await desk.answer(question, by="local:1")
-        assert caught.value.rule == "approval.twice"
-        assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
-        assert await desk.answer(question, by="local:2") == "allowed"
-        assert (await desk.decided(again(made))).effect == "allow"
-
-
-async def test_one_no_outweighs_a_quorum_that_is_not_complete(tmp_path: Path) -> None:
-    rules = (Approval(name="two", quorum=2),)
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules))
-        await desk.answer(question, by="local:1")
-        assert await desk.answer(question, by="local:1", allow=False) == "denied"
-
-
-async def test_identical_questions_join_and_a_ninth_is_refused(tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        questions = [await desk.asked(proposal(f"print({number})")) for number in range(store.MAX_PENDING)]
-        assert (await desk.asked(proposal("print(0)"))).id == questions[0].id
-        assert (await desk.decided(proposal("print(9)"))).rule == "approval.many"
-        await desk.asked(proposal("print(9)", principal="token:b"))
-        await desk.answer(questions[0])
-        await desk.asked(proposal("print(9)"))
-
-
-@pytest.mark.parametrize("state", ["pending", "allowed"])
-async def test_time_ends_a_question_and_a_yes(state: str, tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        if state == "allowed":
             await desk.answer(question)
+        assert caught.value.rule == "approval.unknown"
+    assert desk.kinds().count("approval.refused") == module.MAX_REFUSED
+    assert "forged" not in str(desk.records())
+
+
+async def test_a_quorum_wants_different_principals_and_one_no_outweighs_it(desk: Desk) -> None:
+    rules = (Approval(name="two", quorum=2),)
+    made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
+    question = await desk.asked(made)
+    assert await desk.answer(question, by="local:1") == "pending"
+    with pytest.raises(RefusedError) as caught:
+        await desk.answer(question, by="local:1")
+    assert caught.value.rule == "approval.twice"
+    assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
+    assert await desk.answer(question, by="local:2") == "allowed"
+    assert (await desk.decided(again(made))).effect == "allow"
+    question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules))
+    await desk.answer(question, by="local:1")
+    assert await desk.answer(question, by="local:1", allow=False) == "denied"
+
+
+async def test_identical_questions_join_and_a_ninth_is_refused(desk: Desk) -> None:
+    questions = [await desk.asked(proposal(f"print({number})")) for number in range(store.MAX_PENDING)]
+    assert (await desk.asked(proposal("print(0)"))).id == questions[0].id
+    assert (await desk.decided(proposal("print(9)"))).rule == "approval.many"
+    await desk.asked(proposal("print(9)", principal="token:b"))
+    await desk.answer(questions[0])
+    await desk.asked(proposal("print(9)"))
+
+
+@pytest.mark.parametrize("state", ["pending", "allowed", "before a reboot", "withdrawn"])
+async def test_time_a_reboot_and_whoever_takes_it_back_end_a_yes(state: str, desk: Desk) -> None:
+    """And a question. After a reboot the boot clock begins anew, so nobody knows how long it was."""
+    made = proposal()
+    question = await desk.asked(made)
+    if state != "pending":
+        await desk.answer(question)
+    if state == "before a reboot":
+        desk.clock.boot, desk.clock.at = "boot-2", 1.0
+    elif state == "withdrawn":
+        await desk.approvals.withdraw(question.id, "local:0")
+        assert desk.kinds()[-1] == "approval.withdrawn"
+    else:
         desk.clock.pass_(599)
         standing = await desk.approvals.standing(question.id)
         assert standing is not None
         assert standing.state == state
         desk.clock.pass_(2)
-        if state == "pending":
-            with pytest.raises(RefusedError) as caught:
-                await desk.answer(question)
-            assert caught.value.rule == "approval.over"
-        assert (await desk.asked(again(made))).id != question.id
-
-
-@pytest.mark.parametrize("jump", [-86_400, 86_400])
-async def test_a_wall_clock_that_jumps_ends_nothing_and_keeps_nothing_alive(jump: float, tmp_path: Path) -> None:
-    """Time is the boot clock's, which nobody sets."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        await desk.answer(question)
-        desk.clock.wall += jump
-        desk.clock.pass_(599)
-        assert (await desk.decided(again(made))).approval == question.id
-        second = await desk.asked(again(made))
-        await desk.answer(second)
-        desk.clock.wall -= jump
-        desk.clock.at += 601
-        assert (await desk.asked(again(made))).id != second.id
-
-
-async def test_a_reboot_ends_every_yes(tmp_path: Path) -> None:
-    """The boot clock began anew, so nobody knows how long it was."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        await desk.answer(question)
-        desk.clock.boot, desk.clock.at = "boot-2", 1.0
-        assert (await desk.asked(again(made))).id != question.id
-
-
-async def test_a_yes_that_was_taken_back_is_good_for_nothing(tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        await desk.answer(question)
-        await desk.approvals.withdraw(question.id, "local:0")
-        assert desk.kinds()[-1] == "approval.withdrawn"
-        assert (await desk.asked(again(made))).id != question.id
+    if state == "pending":
+        with pytest.raises(RefusedError) as caught:
+            await desk.answer(question)
+        assert caught.value.rule == "approval.over"
+    assert (await desk.asked(again(made))).id != question.id
+    if state == "withdrawn":
         with pytest.raises(RefusedError):
             await desk.approvals.withdraw(question.id, "local:0")
 
 
-async def test_the_person_at_the_client_is_asked_and_answers(tmp_path: Path) -> None:
-    async with a_desk(tmp_path / "s") as desk:
-        for says, state in ((True, "allowed"), (False, "denied")):
-            person = Person(says)
-            made = proposal(f"print({says})")
-            question = await desk.asked(made)
-            assert await desk.approvals.settle(question, person) == state
-            assert person.asked == [question]
-            effect = (await desk.decided(again(made), settled=state)).effect
-            assert effect == ("allow" if says else "deny")
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+async def test_a_wall_clock_that_jumps_ends_nothing_and_keeps_nothing_alive(jump: float, desk: Desk) -> None:
+    """Time is the boot clock's, which nobody sets."""
+    made = proposal()
+    question = await desk.asked(made)
+    await desk.answer(question)
+    desk.clock.wall += jump
+    desk.clock.pass_(599)
+    assert (await desk.decided(again(made))).approval == question.id
+    second = await desk.asked(again(made))
+    await desk.answer(second)
+    desk.clock.wall -= jump
+    desk.clock.at += 601
+    assert (await desk.asked(again(made))).id != second.id
+
+
+async def test_the_person_at_the_client_is_asked_and_answers(desk: Desk) -> None:
+    for says, state in ((True, "allowed"), (False, "denied")):
+        person = Person(says)
+        made = proposal(f"print({says})")
+        question = await desk.asked(made)
+        assert await desk.approvals.settle(question, person) == state
+        assert person.asked == [question]
+        effect = (await desk.decided(again(made), settled=state)).effect
+        assert effect == ("allow" if says else "deny")
 
 
 @pytest.mark.parametrize("rule", [Approval(name="o", by="operator"), Approval(name="a", another_principal=True)])
-async def test_where_only_others_may_answer_the_client_is_not_asked(rule: Approval, tmp_path: Path) -> None:
+async def test_where_only_others_may_answer_the_client_is_not_asked(rule: Approval, desk: Desk) -> None:
     """A host that answers by itself is never given the chance."""
-    async with a_desk(tmp_path / "s") as desk:
-        person = Person(says=True)
-        question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=(rule,)))
-        assert await desk.approvals.settle(question, person) == "pending"
-        assert person.asked == []
+    person = Person(says=True)
+    question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=(rule,)))
+    assert await desk.approvals.settle(question, person) == "pending"
+    assert person.asked == []
 
 
 async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_path: Path) -> None:
@@ -385,40 +335,37 @@ async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_p
         assert states == ["allowed"]
 
 
-async def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_waits_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.WAIT_SECONDS == WAIT_SECONDS
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal()
-        question = await desk.asked(made)
-        with anyio.fail_after(5):
-            assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
-        assert (await desk.decided(again(made), settled="pending")).approval == question.id
-        assert await desk.answer(question) == "allowed"
+    made = proposal()
+    question = await desk.asked(made)
+    with anyio.fail_after(5):
+        assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
+    assert (await desk.decided(again(made), settled="pending")).approval == question.id
+    assert await desk.answer(question) == "allowed"
 
 
-async def test_a_question_whose_only_caller_left_is_withdrawn(tmp_path: Path) -> None:
+async def test_a_question_whose_only_caller_left_is_withdrawn(desk: Desk) -> None:
     """The control is one that another call has joined: that one stays."""
-    async with a_desk(tmp_path / "s") as desk:
-        for joined, state in ((False, "withdrawn"), (True, "pending")):
-            made = proposal(f"print({joined})")
-            question = await desk.asked(made)
-            if joined:
-                await desk.asked(again(made))
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(desk.approvals.settle, question, Person(waits=True))
-                await anyio.wait_all_tasks_blocked()
-                tasks.cancel_scope.cancel()
-            standing = await desk.approvals.standing(question.id)
-            assert standing is not None
-            assert standing.state == state
+    for joined, state in ((False, "withdrawn"), (True, "pending")):
+        made = proposal(f"print({joined})")
+        question = await desk.asked(made)
+        if joined:
+            await desk.asked(again(made))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.approvals.settle, question, Person(waits=True))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        standing = await desk.approvals.standing(question.id)
+        assert standing is not None
+        assert standing.state == state
 
 
-async def test_what_an_approver_would_not_see_as_it_is_is_not_asked_about(tmp_path: Path) -> None:
+async def test_what_an_approver_would_not_see_as_it_is_is_not_asked_about(desk: Desk) -> None:
     """Half a surrogate pair has no canonical form; its escape has one, and is another program."""
-    async with a_desk(tmp_path / "s") as desk:
-        assert (await desk.decided(proposal("print('\ud800')"))).rule == "approval.arguments"
-        await desk.asked(proposal(r"print('\ud800')"))
+    assert (await desk.decided(proposal("print('\ud800')"))).rule == "approval.arguments"
+    await desk.asked(proposal(r"print('\ud800')"))
 
 
 async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path) -> None:
@@ -439,13 +386,12 @@ async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path
             await closed.consult(proposal(profile=quiet, rules=rules, timeout_seconds=31), None)
 
 
-async def test_the_last_approved_program_comes_with_the_question(tmp_path: Path) -> None:
+async def test_the_last_approved_program_comes_with_the_question(desk: Desk) -> None:
     """For the difference that an approver sees; none before the first."""
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal("print(1)")
-        first = await desk.asked(made)
-        assert first.last_approved is None
-        await desk.answer(first)
-        await desk.decided(again(made))
-        assert (await desk.asked(proposal("print(2)"))).last_approved == '{"code":"print(1)"}'
-        assert (await desk.asked(proposal("print(2)", principal="token:b"))).last_approved is None
+    made = proposal("print(1)")
+    first = await desk.asked(made)
+    assert first.last_approved is None
+    await desk.answer(first)
+    await desk.decided(again(made))
+    assert (await desk.asked(proposal("print(2)"))).last_approved == '{"code":"print(1)"}'
+    assert (await desk.asked(proposal("print(2)", principal="token:b"))).last_approved is None

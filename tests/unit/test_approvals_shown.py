@@ -35,7 +35,6 @@ def asked(code: str, before: str | None = None, **others: object) -> Question:
 
 
 def unfolded(question: Question) -> str:
-    """Everything that is shown, with each line whole."""
     return re.sub("\n *┆ ", "", shown(question))
 
 
@@ -112,31 +111,19 @@ def test_letters_from_right_to_left_turn_nothing_around() -> None:
     assert 'by a client that calls itself "Claude\\", already reviewed by the operator. \\"1.0"' in named
 
 
-def test_long_programs_are_not_compared() -> None:
+def test_what_changed_since_the_last_yes_is_shown_unless_it_is_too_long() -> None:
     """Comparing takes the cube of the lines: what is too long is said to be, and the program is whole all the same."""
     long = "\n".join(f"a{n % 7}" for n in range(MAX_COMPARED + 1))
     text = shown(asked(long, "b\n" * MAX_COMPARED))
     assert f"… too long to be compared: {MAX_COMPARED + 1} lines then, {MAX_COMPARED + 1} now" in text
     assert program(text) == long
-
-
-def test_what_changed_since_the_last_yes_is_shown() -> None:
     text = shown(asked("import os\nprint(2)", "import os\nprint(1)"))
     assert "  │ -print(1)\n  │ +print(2)" in text
     assert "character by character" in unfolded(asked("print(1)", "print(1)"))
     assert "last program that was approved" not in unfolded(asked("print(1)"))
 
 
-def test_what_it_may_do_is_said() -> None:
-    text = unfolded(asked("1", timeout_seconds=5))
-    assert "What it may reach:\n  - Nothing. The sandbox has no network." in text
-    assert "an approval is not bound to them" in text
-    assert "  │ timeout_seconds = 5" in text
-    quiet = asked("1")
-    assert "is not bound to them" not in unfolded(replace(quiet, subject=replace(quiet.subject, workspace="")))
-
-
-def test_what_goes_in_what_is_lifted_and_how_many_have_to_say_yes_is_shown() -> None:
+def test_what_goes_in_what_it_may_do_and_how_many_have_to_say_yes_is_shown() -> None:
     """Each in a line of its own; the control is a question without them."""
     plain = asked("1")
     subject = replace(plain.subject, inputs=(("artifact://1", "ab"),), lifted="host", target="https://a.org:443")
@@ -144,3 +131,9 @@ def test_what_goes_in_what_is_lifted_and_how_many_have_to_say_yes_is_shown() -> 
     for words in ("It is given artifact://1, sha256 ab.", "for host https://a.org:443", "It takes 2 yes answers."):
         assert words in said
         assert words not in unfolded(plain)
+    text = unfolded(asked("1", timeout_seconds=5))
+    assert "What it may reach:\n  - Nothing. The sandbox has no network." in text
+    assert "an approval is not bound to them" in text
+    assert "  │ timeout_seconds = 5" in text
+    quiet = asked("1")
+    assert "is not bound to them" not in unfolded(replace(quiet, subject=replace(quiet.subject, workspace="")))

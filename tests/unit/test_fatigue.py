@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.fixtures import fatigue
-from tests.fixtures.approving import Desk, a_desk
+from tests.fixtures.approving import Desk
 from tests.fixtures.fatigue import Seeded
 
 from glovebox_audit.chain import new_call_id
@@ -27,21 +27,17 @@ RELEASED = 40
 """Ordinary programs of the release, each of which its rule wants read."""
 
 
-def test_the_set_is_as_large_as_it_is_said_to_be() -> None:
-    found = [each.dangerous for each in fatigue.calls()]
-    assert (found.count(False), found.count(True)) == (ORDINARY, DANGEROUS)
-
-
-async def test_the_example_policy_asks_about_all_that_is_dangerous_and_little_else(tmp_path: Path) -> None:
+async def test_the_example_policy_asks_about_all_that_is_dangerous_and_little_else(desk: Desk, tmp_path: Path) -> None:
     """A person who says yes to ordinary calls and no to the others; each question is counted, whoever it is about."""
     profiles = load_profiles([SHIPPED], check_example=check_example, tools=TOOLS)
     roles = Roles(load(POLICY, profiles), profiles, tmp_path, {})
     asked = Counter[str]()
-    async with a_desk(tmp_path / "s") as desk:
-        for call in fatigue.calls():
-            if await _asks(desk, roles, call):
-                asked["dangerous" if call.dangerous else call.workflow or "ordinary"] += 1
+    for call in fatigue.calls():
+        if await _asks(desk, roles, call):
+            asked["dangerous" if call.dangerous else call.workflow or "ordinary"] += 1
     assert asked == {"dangerous": DANGEROUS, "release": RELEASED}
+    found = [each.dangerous for each in fatigue.calls()]
+    assert (found.count(False), found.count(True)) == (ORDINARY, DANGEROUS)
 
 
 async def _asks(desk: Desk, roles: Roles, seeded: Seeded) -> bool:
