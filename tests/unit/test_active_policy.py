@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fixtures.audit_logs import log_lines
@@ -46,9 +47,8 @@ class Scene:
         self.path = place / "policy.toml"
         self.path.write_text(text)
         self.path.chmod(0o600)
-        settings = Settings(
-            policy=self.path, profiles_dir=place / "profiles", state_dir=place / "state", data_dir=place / "data"
-        )
+        places: dict[str, Any] = {f"{name}_dir": place / name for name in ("profiles", "state", "data")}
+        settings = Settings(policy=self.path, **places)
         profiles = load([SHIPPED], check_example=None)
         self.in_force = ActivePolicy(self.path, partial(governed, settings, profiles, Workspace(path=place)))
         self.events: list[Event] = []

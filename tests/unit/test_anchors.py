@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -204,12 +205,8 @@ def test_anchors_of_segments_that_retention_removed_are_not_missed(tmp_path: Pat
 @pytest.mark.parametrize("transport", ["http", "cli"])
 async def test_a_server_keeps_them_and_a_single_call_does_not(tmp_path: Path, transport: str) -> None:
     place = tmp_path / "anchors"
-    settings = Settings(
-        state_dir=tmp_path / "state",
-        data_dir=tmp_path / "data",
-        profiles_dir=tmp_path / "profiles",
-        audit_anchor=f"file:{place}",
-    )
+    places: dict[str, Any] = {f"{name}_dir": tmp_path / name for name in ("state", "data", "profiles")}
+    settings = Settings(**places, audit_anchor=f"file:{place}")
     (tmp_path / "profiles").mkdir()
     async with opened(settings, transport, prewarm=False):
         if transport == "http":

@@ -28,13 +28,9 @@ HEAD = Head(seq=7, hash="a" * 64)
 DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")
 RECEIPT = Receipt(uri="receipt://c_1", digest="sha256:1", head=HEAD)
 FOUND = {"driver": "bubblewrap", "level": "namespaces", "verified": True, "differences": ()}
-PLAN = Plan(
-    driver="bubblewrap",
-    level="namespaces",
-    spec=SandboxSpec(limits=limits()),
-    action={},
-    expected=Expected(uid=1, interfaces=(), writable=(), mounts=(), namespaces=()),
-)
+EXPECTED = Expected(uid=1, interfaces=(), writable=(), mounts=(), namespaces=())
+SPEC = SandboxSpec(limits=limits())
+PLAN = Plan(driver="bubblewrap", level="namespaces", spec=SPEC, action={}, expected=EXPECTED)
 CALL = ToolCall(
     id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
     arguments={"code": "1", "inputs": (), "timeout_seconds": None}, received=datetime(2026, 11, 20, tzinfo=UTC),
@@ -135,13 +131,14 @@ def test_all_outputs_together_have_the_room_of_one() -> None:
 
 
 def test_invisible_characters_are_counted_in_what_is_cut_too() -> None:
-    """They are in the file that the caller is sent to."""
+    """They are in the file that the caller is sent to; a program that prints nothing else is not counted to its end."""
     result = answer(replace(OUTCOME, stdout=captured("x" * 50_000 + "\u200b" + "x" * 50_000)))
     assert result.structured["invisible"] == 1
+    assert invisible("\u200b" * 1_000_000) == MAX_COUNTED
 
 
-def test_meta_has_the_calls_facts_and_nothing_else() -> None:
-    """M8: no secret, no host path, nothing of the program's."""
+def test_meta_has_the_calls_facts_whose_it_is_and_nothing_else() -> None:
+    """M8: no secret, no host path, nothing of the program's; principal, client, run and workflow as in its records."""
     assert answer().meta == {
         "call_id": "c_1",
         "profile_digest": "sha256:p",
@@ -150,10 +147,6 @@ def test_meta_has_the_calls_facts_and_nothing_else() -> None:
         "isolation": FOUND,
         "receipt": {"uri": "receipt://c_1", "digest": "sha256:1"},
     }
-
-
-def test_meta_of_a_result_and_of_a_refusal_says_whose_the_call_is() -> None:
-    """Principal, client, run and workflow: as the call's records do."""
     caller = Principal(id="token:ci", transport="http", client="C 1", workflow="release")
     denied = build_refusal(replace(CALL, principal=caller, run="r_1"), DECISION, HEAD)
     said = {name: denied.meta[name] for name in ("principal", "client", "run", "workflow")}
@@ -306,11 +299,6 @@ def test_characters_that_nobody_sees_are_counted_and_left_as_they_are(tool: str,
     assert unseen in _json(result.structured)
     assert result.structured.get("invisible") == (len("send it") + 3 if unseen == UNSEEN else None)
     assert ("[invisible characters in this output: 10;" in texts(result)) == (unseen == UNSEEN)
-
-
-def test_counting_characters_that_nobody_sees_ends() -> None:
-    """A program that prints nothing else is not counted to its end."""
-    assert invisible("\u200b" * 1_000_000) == MAX_COUNTED
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from tests.fixtures.artifact_stores import PNG
 from _glovebox_guest.pictures.header import HEAD_BYTES, size
 from glovebox_server.artifacts.media import Content, Sniffer
 
-JPEG = (
-    b"\xff\xd8\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0\xff\xc0\0\x11\x08" + (480).to_bytes(2) + (640).to_bytes(2) + b"\3"
-)
+SIZES = (480).to_bytes(2) + (640).to_bytes(2)
+JPEG = b"\xff\xd8\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0\xff\xc0\0\x11\x08" + SIZES + b"\3"
 GIF = b"GIF89a" + (640).to_bytes(2, "little") + (480).to_bytes(2, "little") + b"\0\0\0"
 WEBP = b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")
 WEBP_LOSSY = b"RIFF\0\0\0\0WEBPVP8 \0\0\0\0\x30\x01\0\x9d\x01\x2a" + (640).to_bytes(2, "little") + b"\xe0\x01"
@@ -147,14 +146,10 @@ def test_text_is_promised_for_the_whole_file_and_not_only_its_head() -> None:
 @pytest.mark.parametrize(
     ("data", "media_type"),
     [
-        (PNG, "image/png"),
-        (JPEG, "image/jpeg"),
-        (GIF, "image/gif"),
-        (WEBP, "image/webp"),
-        (WEBP_LOSSY, "image/webp"),
+        (PNG, "image/png"), (JPEG, "image/jpeg"), (GIF, "image/gif"), (WEBP, "image/webp"), (WEBP_LOSSY, "image/webp"),
         (WEBP_LOSSLESS, "image/webp"),
     ],
-)
+)  # fmt: skip
 def test_an_image_is_measured_without_decoding_it(data: bytes, media_type: str) -> None:
     assert size(data, media_type) == (640, 480)
     assert all(size(data[:end], media_type) in {None, (640, 480)} for end in range(len(data)))

@@ -13,16 +13,10 @@ from glovebox_server.artifacts.names import (
 )
 
 ORDINARY = [
-    "result.csv",
-    "plots/a.png",
-    "Umsätze 2026/Köln (1).xlsx",
-    "図/結果.json",
-    "a-b_c+d,e@f~.txt",
-    "x" * (MAX_SEGMENT_BYTES - 4) + ".csv",
-    "/".join(["d"] * (MAX_DEPTH - 1) + ["d.txt"]),
-    *(f"report.{kind}" for kind in ("csv", "tsv", "txt", "json", "md", "pdf", "xlsx", "PNG", "jpg", "parquet", "npy")),
-    "🙂.png",
-]
+    "result.csv", "plots/a.png", "Umsätze 2026/Köln (1).xlsx", "図/結果.json", "a-b_c+d,e@f~.txt", "🙂.png",
+    "x" * (MAX_SEGMENT_BYTES - 4) + ".csv", "/".join(["d"] * (MAX_DEPTH - 1) + ["d.txt"]),
+    *(f"report.{kind}" for kind in ["csv", "tsv", "txt", "json", "md", "pdf", "xlsx", "PNG", "jpg", "parquet", "npy"]),
+]  # fmt: skip
 
 
 UNLISTED = [
@@ -103,85 +97,39 @@ def test_the_refusal_of_a_decomposed_name_says_the_fix() -> None:
     assert 'unicodedata.normalize("NFC", name)' in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "who"),
-    [
-        (".git/hooks/pre-commit", "git runs"),
-        (".GIT/config", "git runs"),
-        ("sub/.Git/config", "git runs"),
-        (".mcp.json", "agents start servers"),
-        (".vscode/tasks.json", "editors run tasks"),
-        (".claude/settings.json", "agents start servers"),
-        ("CLAUDE.md", "agents read it"),
-        (".envrc", "the shell runs"),
-        (".bashrc", "the shell runs"),
-        (".anything", "hidden"),
-        ("docs/.hidden/x.txt", "hidden"),
-        ("conftest.py", "test and task runners"),
-        ("sitecustomize.py", "Python runs it at start"),
-        ("usercustomize.py", "Python runs it at start"),
-        ("evil.pth", "Python runs lines"),
-        ("Makefile", "build tools"),
-        ("makefile", "build tools"),
-        ("\uff2dakefile", "build tools"),
-        (".gıt/config", "git runs"),
-        ("package.json", "build tools"),
-        ("vite.config.mjs", "JavaScript tools"),
-        *(
-            (name, "build tools run or obey it")
-            for name in (
-                "requirements.txt",
-                "requirements-dev.txt",
-                "Pipfile",
-                "pnpm-workspace.yaml",
-                "gradle.properties",
-                "a.kts",
-                "a.csproj",
-                "Directory.Build.props",
-                "BUILD",
-                "WORKSPACE",
-                "a.bzl",
-                "Package.swift",
-                "Podfile",
-                "a.gemspec",
-                "babel.config.json",
-                "rust-toolchain",
-                "go.work",
-                "mise.toml",
-                "uv.toml",
-                "a.cmake",
-                "Makefile.am",
-                "ansible.cfg",
-                "a.tf",
-                "tsconfig.json",
-            )
-        ),
-        *((name, "agents read it as instructions") for name in ("AGENT.md", "a.instructions.md", "a.mdc")),
-        ("a.code-workspace", "editors run tasks"),
-        ("action.yml", "continuous integration"),
-        ("_darcs/x", "version control"),
-        ("CVS/Root", "version control"),
-        ("Dockerfile", "container tools"),
-        ("helper.py", "import or run"),
-        ("model.pkl", "pickle"),
-        ("book.xlsm", "macros"),
-        ("page.HTML", "browser"),
-        ("start.desktop", "desktop"),
-        ("GIT~1/config", "short name"),
-        ("-rf", "command lines"),
-        ("a/--checkpoint-action=exec.txt", "command lines"),
-        ("~root", "command lines"),
-        *((name, "of a kind that is not known to be harmless") for name in UNLISTED),
-        *((name, "what is packed in it was not looked at") for name in ("a.zip", "df.pkl.gz", "a.npz")),
-        ("main.tf.json", "build tools"),
-        ("CMakePresets.json", "build tools"),
-        ("AmazonQ.md", "agents read it"),
-        ("mcp_config.json", "agents start servers"),
-        ("report.xls", "macros"),
-        ("$(id).csv", "shell"),
-        ("a;b.csv", "shell"),
-    ],
-)
+WARNED = {
+    "git runs": ".git/hooks/pre-commit .GIT/config sub/.Git/config .gıt/config",
+    "agents start servers": ".mcp.json .claude/settings.json mcp_config.json",
+    "editors run tasks": ".vscode/tasks.json a.code-workspace",
+    "agents read it": "CLAUDE.md AmazonQ.md",
+    "agents read it as instructions": "AGENT.md a.instructions.md a.mdc",
+    "the shell runs": ".envrc .bashrc",
+    "hidden": ".anything docs/.hidden/x.txt",
+    "test and task runners": "conftest.py",
+    "Python runs it at start": "sitecustomize.py usercustomize.py",
+    "Python runs lines": "evil.pth",
+    "build tools": "Makefile makefile \uff2dakefile package.json main.tf.json CMakePresets.json",
+    "JavaScript tools": "vite.config.mjs",
+    "build tools run or obey it": "requirements.txt requirements-dev.txt Pipfile pnpm-workspace.yaml gradle.properties "
+    "a.kts a.csproj Directory.Build.props BUILD WORKSPACE a.bzl Package.swift Podfile a.gemspec babel.config.json "
+    "rust-toolchain go.work mise.toml uv.toml a.cmake Makefile.am ansible.cfg a.tf tsconfig.json",
+    "continuous integration": "action.yml",
+    "version control": "_darcs/x CVS/Root",
+    "container tools": "Dockerfile",
+    "import or run": "helper.py",
+    "pickle": "model.pkl",
+    "macros": "book.xlsm report.xls",
+    "browser": "page.HTML",
+    "desktop": "start.desktop",
+    "short name": "GIT~1/config",
+    "command lines": "-rf a/--checkpoint-action=exec.txt ~root",
+    "of a kind that is not known to be harmless": " ".join(UNLISTED),
+    "what is packed in it was not looked at": "a.zip df.pkl.gz a.npz",
+    "shell": "$(id).csv a;b.csv",
+}
+
+
+@pytest.mark.parametrize(("name", "who"), [(name, who) for who, names in WARNED.items() for name in names.split()])
 def test_a_name_that_the_host_may_run_is_kept_with_a_warning(name: str, who: str) -> None:
     """F5: such a file stays in quarantine under its hash; the reason says who would load it."""
     check_name(name)
@@ -203,7 +151,7 @@ def test_a_name_that_the_host_may_run_is_kept_with_a_warning(name: str, who: str
     ],
 )
 def test_two_names_that_are_one_file_somewhere_are_refused(first: str, second: str) -> None:
-    """F1: on a file system that ignores case the second would silently replace the first."""
+    """F1: where case is ignored the second would replace the first. The control: only real collisions, in one call."""
     names = CallNames()
     names.add(first)
     with pytest.raises(RefusedError) as refused:
@@ -211,10 +159,6 @@ def test_two_names_that_are_one_file_somewhere_are_refused(first: str, second: s
     assert refused.value.rule == "artifacts.name"
     assert "name" in refused.value.reason
     assert "of its own" in refused.value.hint
-
-
-def test_different_names_in_one_folder_do_not_collide() -> None:
-    """Control run: only real collisions are refused, and calls do not see each other's names."""
     names = CallNames()
     for name in ["plots/a.png", "plots/b.png", "Plots/c.png", "a.png", "plots.png"]:
         names.add(name)

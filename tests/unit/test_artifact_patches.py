@@ -39,50 +39,36 @@ def ours(*names: str, content: bytes = b"x\n") -> bytes:
     return patch
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        (".vscode/tasks.json", "editors run tasks"),
-        (".envrc", "the shell runs it"),
-        ("tests/conftest.py", "test and task runners import it"),
-        ("CLAUDE.md", "agents read it"),
-        ("docs/AGENTS.md", "agents read it"),
-        (".cursor/rules/x.mdc", "agents start servers"),
-        (".cursorrules", "agents start servers"),
-        (".mcp.json", "agents start servers"),
-        ("web/package.json", "build tools"),
-        (".github/workflows/ci.yml", "continuous integration"),
-        (".gitlab-ci.yml", "continuous integration"),
-        ("Makefile", "build tools"),
-        ("lib/evil.pth", "Python runs lines"),
-        ("sitecustomize.py", "Python runs it at start"),
-        (".githooks/pre-commit", "git runs or obeys"),
-        ("hooks/post-merge", "git runs it as a hook"),
-        (".pre-commit-config.yaml", "git runs it as a hook"),
-        ("setup.py", "build tools"),
-        (".devcontainer/devcontainer.json", "editors run tasks"),
-        ('a "quoted"/.envrc', "the shell runs it"),
-        ("ü ß/.envrc", "the shell runs it"),
-    ],
-)
+TOUCHED = {
+    "editors run tasks": (".vscode/tasks.json", ".devcontainer/devcontainer.json"),
+    "the shell runs it": (".envrc", 'a "quoted"/.envrc', "ü ß/.envrc"),
+    "test and task runners import it": ("tests/conftest.py",),
+    "agents read it": ("CLAUDE.md", "docs/AGENTS.md"),
+    "agents start servers": (".cursor/rules/x.mdc", ".cursorrules", ".mcp.json"),
+    "build tools": ("web/package.json", "Makefile", "setup.py"),
+    "continuous integration": (".github/workflows/ci.yml", ".gitlab-ci.yml"),
+    "Python runs lines": ("lib/evil.pth",),
+    "Python runs it at start": ("sitecustomize.py",),
+    "git runs or obeys": (".githooks/pre-commit",),
+    "git runs it as a hook": ("hooks/post-merge", ".pre-commit-config.yaml"),
+}
+
+
+@pytest.mark.parametrize(("name", "why"), [(name, why) for why, names in TOUCHED.items() for name in names])
 @pytest.mark.parametrize("content", [b"x\n", b"\0binary", b""])
 def test_what_tools_run_or_agents_obey_is_marked_by_path(name: str, why: str, content: bytes) -> None:
     assert why in marks(ours("src/main.txt", name, content=content))
 
 
-def test_the_control_a_patch_of_source_files_has_the_one_mark_of_each_patch() -> None:
-    """Else nobody would look at the others; of nothing, nothing is said."""
-    assert patch_risks(b"", WorkBudget()) == ()
-    assert marks(ours("src/main.py", "README.md", "web/app.js", "data.csv", "HEADER", "docs/commondirs.md")) == ""
-
-
 def test_a_flood_of_one_kind_hides_no_other() -> None:
-    """A thousand tests' settings, one hook among them: each reason is said once, with the first few and a number."""
+    """A thousand tests' settings, one hook among them: each is said once. The control: source files have none."""
     said = marks(ours(*(f"{number:04}/conftest.py" for number in range(1000)), "zzz/.envrc")).splitlines()
     assert len(said) == 2
     assert said[0].startswith("it touches '0000/conftest.py', '0001/conftest.py', ")
     assert f"and {1000 - MAX_NAMES} more: test and task runners import it" in said[0]
     assert said[1] == "it touches 'zzz/.envrc': the shell runs it on entering"
+    assert patch_risks(b"", WorkBudget()) == ()
+    assert marks(ours("src/main.py", "README.md", "web/app.js", "data.csv", "HEADER", "docs/commondirs.md")) == ""
 
 
 @pytest.mark.parametrize(
@@ -103,14 +89,8 @@ def test_patches_that_a_program_wrote_itself_are_looked_at_too(patch: str, why: 
 
 
 def _literal(content: bytes) -> str:
-    return (
-        "index "
-        + "0" * 40
-        + ".."
-        + changes._blob(content)
-        + "\nGIT binary patch\n"
-        + changes._literal(content).decode()
-    )
+    ids = f"{'0' * 40}..{changes._blob(content)}"
+    return f"index {ids}\nGIT binary patch\n{changes._literal(content).decode()}"
 
 
 OBEYED = "agents read it as instructions"
@@ -236,9 +216,11 @@ def test_twenty_thousand_files_of_ours_are_read_in_full() -> None:
     assert marks(text.encode()) == ""
 
 
-def test_lines_of_files_are_no_paths() -> None:
-    """What a hunk adds has a sign in front of it."""
+def test_lines_of_files_are_no_paths_and_names_in_quotes_are_bytes() -> None:
+    """What a hunk adds has a sign before it; characters that stand for others are not lost among escapes."""
     assert marks(ours("a.txt", content=b"diff --git a/.envrc b/.envrc\nrename to .envrc\nIndex: .envrc\n")) == ""
+    name = '\\"/\uff2dakefile"'
+    assert "build tools" in marks(CHANGED.replace("a/l", f'"a/{name}').replace("b/l", f'"b/{name}').encode())
 
 
 def _whole(head: str, content: str = "@@ -0,0 +1 @@\n+x\n") -> str:
@@ -350,12 +332,6 @@ def test_a_patch_of_ours_changes_no_link_that_lies_there_meanwhile(tmp_path: Pat
     assert UNREAD in marks(silent)
     assert run("apply", "-", cwd=source, given=silent).returncode == 0
     assert str((source / "n").readlink()) == "/bin/sh"
-
-
-def test_a_name_in_quotes_is_read_as_bytes() -> None:
-    """Characters that stand for others on some file systems are not lost among escapes."""
-    name = '\\"/\uff2dakefile"'
-    assert "build tools" in marks(CHANGED.replace("a/l", f'"a/{name}').replace("b/l", f'"b/{name}').encode())
 
 
 @settings(max_examples=200, deadline=None)

@@ -35,7 +35,7 @@ from glovebox_server.artifacts.record import decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
 
 
-async def test_the_patches_of_a_call_share_what_reading_them_may_cost(
+async def test_the_patches_of_a_call_share_what_reading_may_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blank lines in many files cost no more than in one; the next call reads its own (control)."""
@@ -58,9 +58,8 @@ async def test_a_file_comes_back_with_its_record(tmp_path: Path) -> None:
     clock, data = Clock(), PNG + os.urandom(3 * FLUSH_BYTES)
     async with a_store(tmp_path / "q", clock) as store:
         async with collector_of(store, a_call(), limits()) as collection:
-            found = await receive(
-                collection, "plots/a.png", *(data[at : at + 9999] for at in range(0, len(data), 9999))
-            )
+            pieces = (data[at : at + 9999] for at in range(0, len(data), 9999))
+            found = await receive(collection, "plots/a.png", *pieces)
             assert collection.sealed == [found]
             assert await collection.publish() == (found,)
         assert await content(store, found.uri) == data
@@ -141,21 +140,6 @@ async def test_an_interrupted_file_leaves_nothing_and_the_others_stay(tmp_path: 
         assert await content(store, found.uri) == b"whole"
 
 
-async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
-    """M6: cancellation in the middle of a file, at whatever step, removes everything of the call."""
-    async with a_store(tmp_path / "q") as store:
-        with untouched(tmp_path / "q"):
-            with anyio.CancelScope() as scope:
-                async with collector_of(store, a_call(), limits()) as collection:
-                    await receive(collection, "whole.txt", b"whole")
-                    async with receiving(collection, "half.txt") as sink:
-                        await sink.data(b"x" * FLUSH_BYTES)
-                        scope.cancel()
-                        await sink.data(b"x" * FLUSH_BYTES)
-            assert scope.cancelled_caught
-            assert not list((tmp_path / "q" / "incoming").glob("*/*"))
-
-
 async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
     async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits()) as collection:
         async with receiving(collection, "a.txt") as first, receiving(collection, "b.txt") as second:
@@ -169,8 +153,8 @@ async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
         }
 
 
-async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
-    """Exactly the limit fits (control); a byte more is refused and the files before it stay."""
+async def test_the_limits_of_the_call_bound_its_bytes_and_files(tmp_path: Path) -> None:
+    """F6: exactly the limit fits (control); names that were refused count, or they would be free."""
     async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits(output_bytes=10)) as collection:
         await receive(collection, "six", b"123456")
         with pytest.raises(RefusedError) as too_big:
@@ -179,14 +163,10 @@ async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
         assert "10 bytes" in too_big.value.reason
         await receive(collection, "four", b"1234")
         assert [found.name for found in await collection.publish()] == ["six", "four"]
-
-
-async def test_the_limits_of_the_call_bound_its_files(tmp_path: Path) -> None:
-    """F6: a million files end at the limit, and names that were refused count, or they would be free."""
     async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits(output_files=2)) as collection:
-        with pytest.raises(RefusedError) as unsafe:
+        with pytest.raises(RefusedError) as caught:
             await receive(collection, "../a")
-        assert unsafe.value.rule == "artifacts.name"
+        assert caught.value.rule == "artifacts.name"
         await receive(collection, "a")
         with pytest.raises(RefusedError) as too_many:
             await receive(collection, "b")
@@ -222,17 +202,25 @@ async def test_a_full_store_makes_room_of_what_expired_and_else_refuses(tmp_path
         assert len(list((tmp_path / "q" / "items").iterdir())) == 1
 
 
-async def test_equal_content_counts_each_time(tmp_path: Path) -> None:
-    """Otherwise the room that is left would tell one principal what another has stored."""
+async def test_equal_content_counts_each_time_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the room left would tell what another has stored; empty files cost inodes and memory."""
     async with a_store(tmp_path / "q", total=10) as store:
         await keep(store, "a", b"123456")
-        with pytest.raises(RefusedError) as full:
+        with pytest.raises(RefusedError) as caught:
             await keep(store, "a", b"123456", principal=BOB)
-        assert full.value.rule == "artifacts.full"
+        assert caught.value.rule == "artifacts.full"
+    monkeypatch.setattr(record, "MAX_ARTIFACTS", 2)
+    async with a_store(tmp_path / "empty") as store:
+        await keep(store, "a")
+        await keep(store, "b")
+        with pytest.raises(RefusedError) as full:
+            await keep(store, "c")
+    assert full.value.rule == "artifacts.full"
+    assert "2 files" in full.value.reason
 
 
-async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> None:
-    """Alice is refused at her share while Bob still fits (control)."""
+async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with bytes nor with empty files: Alice is refused at her share while Bob still fits (control)."""
     async with a_store(tmp_path / "q", total=40, parts=ARTIFACT_PARTS) as store:
         await keep(store, "a", b"123456")
         with pytest.raises(RefusedError) as full:
@@ -240,6 +228,15 @@ async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> No
         assert full.value.rule == "artifacts.full"
         assert "Your artifacts may hold 10 bytes;" in full.value.reason
         await keep(store, "b", b"12345", principal=BOB)
+    monkeypatch.setattr(record, "MAX_ARTIFACTS", 8)
+    async with a_store(tmp_path / "empty", parts=ARTIFACT_PARTS) as store:
+        await keep(store, "a")
+        await keep(store, "b")
+        with pytest.raises(RefusedError) as full:
+            await keep(store, "c")
+        assert full.value.rule == "artifacts.full"
+        assert "You may have 2 artifacts at one time" in full.value.reason
+        await keep(store, "c", principal=BOB)
 
 
 async def test_a_role_may_have_less_room_than_the_store_gives_and_never_more(tmp_path: Path) -> None:
@@ -254,33 +251,6 @@ async def test_a_role_may_have_less_room_than_the_store_gives_and_never_more(tmp
         async with collector_of(store, a_call(), limits(), 4) as collection:
             await receive(collection, "a", b"1234")
             assert await collection.publish()
-
-
-async def test_one_principal_cannot_take_every_place_in_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Empty files cost no bytes; Alice is refused at her share of their number while Bob still fits (control)."""
-    monkeypatch.setattr(record, "MAX_ARTIFACTS", 8)
-    async with a_store(tmp_path / "q", parts=ARTIFACT_PARTS) as store:
-        await keep(store, "a")
-        await keep(store, "b")
-        with pytest.raises(RefusedError) as full:
-            await keep(store, "c")
-        assert full.value.rule == "artifacts.full"
-        assert "You may have 2 artifacts at one time" in full.value.reason
-        await keep(store, "c", principal=BOB)
-
-
-async def test_the_number_of_artifacts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty files cost no bytes but inodes and memory."""
-    monkeypatch.setattr(record, "MAX_ARTIFACTS", 2)
-    async with a_store(tmp_path / "q") as store:
-        await keep(store, "a")
-        await keep(store, "b")
-        with pytest.raises(RefusedError) as full:
-            await keep(store, "c")
-    assert full.value.rule == "artifacts.full"
-    assert "2 files" in full.value.reason
 
 
 async def test_a_large_artifact_is_not_read_whole_but_in_pieces(tmp_path: Path) -> None:
@@ -301,9 +271,9 @@ async def test_artifacts_outlive_the_server_that_stored_them(tmp_path: Path) -> 
         found = await keep(first, "a", b"12345")
         async with a_store(tmp_path / "q", total=6) as second:
             assert await content(second, found.uri) == b"12345"
-            with pytest.raises(RefusedError) as full:
+            with pytest.raises(RefusedError) as caught:
                 await keep(second, "b", b"12")
-            assert full.value.rule == "artifacts.full"
+            assert caught.value.rule == "artifacts.full"
         assert await content(first, found.uri) == b"12345"
     async with a_store(tmp_path / "q") as third:
         assert await content(third, found.uri) == b"12345"

@@ -19,21 +19,12 @@ from glovebox_sandboxes.host.host_view import HostView, groups_of, look, only_ch
 KERNEL = {"kernel": kernel_version()}
 OUTSIDE = HostView(
     parts={
-        "uids": (2_000_000_001,),
-        "gids": (2_000_000_001,),
-        "groups": (),
-        "inner_uids": (65532,),
-        "inner_gids": (65532,),
-        "inner_groups": (),
-        "capabilities": 0,
-        "no_new_privs": True,
-        "seccomp": 2,
-        "inner_pid": 1,
-        "namespaces": MEASURED["namespaces"],
+        "uids": (2_000_000_001,), "gids": (2_000_000_001,), "groups": (), "inner_uids": (65532,),
+        "inner_gids": (65532,), "inner_groups": (), "capabilities": 0, "no_new_privs": True, "seccomp": 2,
+        "inner_pid": 1, "namespaces": MEASURED["namespaces"], "interfaces": ("lo",),
         "mounts": tuple(MeasuredMount(**each) for each in MEASURED["mounts"]),
-        "interfaces": ("lo",),
     }
-)
+)  # fmt: skip
 
 
 def changed(**parts: Any) -> HostView:
@@ -83,34 +74,24 @@ def test_what_only_the_host_sees_is_a_difference(change: dict[str, Any], field: 
     assert (difference.field, difference.measured) == ("limit pids.max", "max from outside")
 
 
-def test_a_shared_namespace_is_a_difference_from_either_side() -> None:
-    """And that the two did not look at one process is another."""
+def test_a_difference_is_found_from_either_side() -> None:
+    """A shared namespace, another process's, a writable mount, another kernel, whatever the guest says."""
     shared = {**MEASURED["namespaces"], "net": HOST["net"]}
     both = table(changed(namespaces=shared)).differences
     assert [each.field for each in both] == ["namespaces shared with the host", "namespaces"]
     other = {**MEASURED["namespaces"], "net": 12345}
     assert [each.field for each in table(changed(namespaces=other)).differences] == ["namespaces"]
-
-
-def test_a_writable_mount_and_a_hosts_file_are_found_from_outside() -> None:
     more = (*OUTSIDE.parts["mounts"], MeasuredMount(target="/mnt", type="ext4", writable=True))
     found = table(changed(mounts=more)).differences
     assert [each.field for each in found] == ["writable mounts beyond the plan", "mounts of host files"]
-
-
-def test_another_kernel_than_the_hosts_is_found() -> None:
-    """The program was to run on the host's; the guest says "Linux" either way."""
     (difference,) = table(OUTSIDE, kernel="Linux 5.0 #1").differences
     assert (difference.field, difference.measured) == ("kernel", "another than the host's from outside")
-
-
-def test_a_difference_on_both_sides_tells_both() -> None:
     (difference,) = table(changed(seccomp=0), seccomp=1).differences
     assert difference.measured == "1, 0 from outside"
 
 
 def test_what_could_not_be_seen_says_why() -> None:
-    """Never silently: the reason stands in the value's place, and without any measurement the verdict is its own."""
+    """Never silently: the reason stands in the value's place; without any measurement the verdict is its own."""
     found = table(unseen("the pid is unknown", {"image": ("sha256:1", None)}))
     assert found.differences == ()
     assert row(found, "seccomp") == {
@@ -120,19 +101,11 @@ def test_what_could_not_be_seen_says_why() -> None:
         assert row(found, name)["verdict"] == "not measurable"
         assert row(found, name)["outside"] == "not measurable: the pid is unknown"
     assert "outside" not in row(found, "dumpable")
-
-
-def test_a_value_without_words_is_a_value() -> None:
-    """The verdict is about values, not about the text that tells them."""
-    assert [Field("x", "y", found).verdict for found in ("", "y")] == ["differs", "ok"]
-
-
-def test_one_part_that_cannot_be_read_says_why_for_itself() -> None:
-    """The others are measured."""
     found = table(replace(changed(namespaces=None), unread={"namespaces": "namespaces cannot be read: not permitted"}))
     assert row(found, "namespaces")["outside"] == "not measurable: namespaces cannot be read: not permitted"
     assert row(found, "seccomp")["outside"] == 2
     assert row(found, "kernel")["outside"].startswith("not measurable")
+    assert [Field("x", "y", found).verdict for found in ("", "y")] == ["differs", "ok"]
 
 
 def test_under_another_kernel_only_what_is_the_hosts_is_compared() -> None:
@@ -158,7 +131,7 @@ def test_looking_at_ourselves() -> None:
     assert "/" in {each.target for each in found.parts["mounts"]}
 
 
-def test_a_process_that_is_gone_says_so(tmp_path: Path) -> None:
+def test_a_process_that_is_gone_or_writes_garbage_says_so(tmp_path: Path) -> None:
     found = look(4_000_000)
     assert not found.parts
     assert found.why("uids") == "its process cannot be looked at: No such file or directory"
@@ -169,10 +142,6 @@ def test_a_process_that_is_gone_says_so(tmp_path: Path) -> None:
     assert empty.why("status") == "status cannot be read: No such file or directory"
     assert empty.why("uids") == "uids cannot be read: it is not in the form that was expected"
     assert empty.why("mounts") == "mounts cannot be read: No such file or directory"
-
-
-def test_garbage_in_place_of_a_status_is_not_measured(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
     (tmp_path / "1" / "status").write_text("Uid:\tx\nSeccomp:\t2\n")
     found = look(1, proc=tmp_path)
     assert found.parts["seccomp"] == 2
@@ -180,7 +149,7 @@ def test_garbage_in_place_of_a_status_is_not_measured(tmp_path: Path) -> None:
     assert found.why("uids") == "uids cannot be read: it is not in the form that was expected"
 
 
-def test_only_one_child_is_the_child(tmp_path: Path) -> None:
+def test_only_one_child_is_the_child_and_its_control_groups_are_read(tmp_path: Path) -> None:
     place = tmp_path / "5" / "task" / "5"
     place.mkdir(parents=True)
     (tmp_path / "self").symlink_to(str(os.getpid()))
@@ -191,6 +160,10 @@ def test_only_one_child_is_the_child(tmp_path: Path) -> None:
     (tmp_path / "self").unlink()
     (tmp_path / "self").symlink_to("1234567")  # the numbers here are those of another pid namespace
     assert only_child(5, tmp_path) is None
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "cgroup").write_text("4:memory:/a\n2:cpu,cpuacct:/b\n0::/c:d\n")
+    assert groups_of(1, tmp_path) == {"memory": "/a", "cpu": "/b", "cpuacct": "/b", "": "/c:d"}
+    assert groups_of(2, tmp_path) == {}
 
 
 def test_limits_are_what_the_kernel_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +185,6 @@ def test_limits_are_what_the_kernel_took(tmp_path: Path, monkeypatch: pytest.Mon
         assert group.read_back(1)["in its control group"] == (True, inside)
 
 
-def test_control_groups_of_a_process(tmp_path: Path) -> None:
-    """Both versions' lines; nothing where it cannot be read."""
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "cgroup").write_text("4:memory:/a\n2:cpu,cpuacct:/b\n0::/c:d\n")
-    assert groups_of(1, tmp_path) == {"memory": "/a", "cpu": "/b", "cpuacct": "/b", "": "/c:d"}
-    assert groups_of(2, tmp_path) == {}
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None:
     names = ("memory", "pids", "cpu", "") if version == 1 else ("",)
@@ -231,10 +196,8 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
         (tmp_path / file).write_text(text + "\n")
     host = {"Memory": 64, "PidsLimit": 8, "NanoCpus": 1_000_000_000}
     assert usage.limits(GroupFiles(dict.fromkeys(names, str(tmp_path))), host, bounded=False) == {
-        "limit memory": ("64", "64"),
-        "limit pids": ("8", "9"),
-        "limit cpu": ("100000 100000", "1 2"),
-    }
+        "limit memory": ("64", "64"), "limit pids": ("8", "9"), "limit cpu": ("100000 100000", "1 2"),
+    }  # fmt: skip
     assert {found for _, found in usage.limits(GroupFiles({}), host, bounded=True).values()} == {None}
 
 

@@ -45,12 +45,17 @@ def harmless(shown: str) -> bool:
     return all(character.isprintable() or character == "\n" for character in shown)
 
 
-def test_tail_shows_records_as_lines(state: Path) -> None:
+def test_tail_shows_records_as_lines_and_objects(state: Path) -> None:
     code, text, _ = said("audit", "tail", "-n3", "--state-dir", state)
     lines = text.splitlines()
     assert (code, len(lines)) == (0, 3)
     assert "call.finished c_1" in lines[0]
     assert "ended=exited" in lines[0]
+    with (state / "audit" / LOG_NAME).open("ab") as handle:
+        handle.write(b"rubbish\n")
+    record, rubbish = rows(said("audit", "tail", "-n2", "--json", "--state-dir", state)[1])
+    assert record == json.loads(log_lines(state / "audit")[-2])
+    assert rubbish == {"unreadable": "the line is not JSON"}
 
 
 @pytest.fixture
@@ -76,9 +81,6 @@ def test_tail_shows_calls_and_counts_what_it_shows(busy: Path, count: int) -> No
     assert (code, len(lines)) == (0, min(max(count, 0), 6))
     assert all(" call." in line for line in lines)
     assert len(said(*tail, "--all")[1].splitlines()) == min(max(count, 0), 60)
-
-
-def test_tail_as_json_hides_nothing(busy: Path) -> None:
     found = rows(said("audit", "tail", "-n2", "--json", "--state-dir", busy)[1])
     assert [row["kind"] for row in found] == ["profile.loaded", "server.stopped"]
 
@@ -102,14 +104,6 @@ def test_hostile_text_reaches_no_terminal(state: Path) -> None:
     assert not harmless(log_lines(state / "audit")[-1].decode())
 
 
-def test_tail_as_json_is_one_record_per_line(state: Path) -> None:
-    with (state / "audit" / LOG_NAME).open("ab") as handle:
-        handle.write(b"rubbish\n")
-    record, rubbish = rows(said("audit", "tail", "-n2", "--json", "--state-dir", state)[1])
-    assert record == json.loads(log_lines(state / "audit")[-2])
-    assert rubbish == {"unreadable": "the line is not JSON"}
-
-
 def test_follow_ends_when_interrupted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupted(_: float) -> None:
         raise KeyboardInterrupt
@@ -119,12 +113,9 @@ def test_follow_ends_when_interrupted(state: Path, monkeypatch: pytest.MonkeyPat
     assert (code, len(rows(text))) == (0, 1)
 
 
-def test_show_gives_every_record_of_a_call(state: Path) -> None:
+def test_show_gives_every_record_of_a_call_or_says_how_to_find_one(state: Path) -> None:
     code, text, _ = said("audit", "show", "c_1", "--json", "--state-dir", state)
     assert (code, [row["kind"] for row in rows(text)]) == (0, ["call.decided", "call.finished"])
-
-
-def test_show_of_an_unknown_call_says_how_to_find_one(state: Path) -> None:
     code, _, err = said("audit", "show", "c_none", "--state-dir", state)
     assert (code, "glovebox audit tail" in err) == (1, True)
     code, _, err = said("audit", "show", "../x", "--state-dir", state)
@@ -231,7 +222,7 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
         (("audit", "verify", "--proof", "/nowhere", "--key", "KEY"), 2, "The proof /nowhere cannot be used"),
     ],
 )
-def test_what_cannot_be_proved_is_said(
+def test_what_cannot_be_proved_is_told(
     sealed: tuple[Path, Path], asked: tuple[str, ...], code: int, words: str
 ) -> None:
     state, key = sealed
@@ -239,7 +230,7 @@ def test_what_cannot_be_proved_is_said(
     assert (found, words in out + err) == (code, True)
 
 
-def test_verify_checks_seals_with_a_key(sealed: tuple[Path, Path]) -> None:
+def test_verify_checks_seals_with_a_key_and_names_a_missing_segment(sealed: tuple[Path, Path]) -> None:
     state, key = sealed
     verify = ("audit", "verify", "--state-dir", state)
     assert "signatures not checked without --key" in said(*verify)[1]
@@ -251,10 +242,6 @@ def test_verify_checks_seals_with_a_key(sealed: tuple[Path, Path]) -> None:
     assert "segments/000001.jsonl line" in text
     assert "signed with another key" in text
     assert said(*verify, "--key", other, "--key", key)[0] == 0
-
-
-def test_a_missing_segment_is_named(sealed: tuple[Path, Path]) -> None:
-    state, _ = sealed
     (state / "audit" / "segments" / "000001.jsonl").unlink()
     code, text, _ = said("audit", "verify", "--state-dir", state)
     assert (code, "segments/000001.jsonl: missing:" in text) == (1, True)

@@ -25,9 +25,8 @@ def chained(events: Sequence[Event], seq: int = 1, prev: str = GENESIS) -> list[
     made: list[Record] = []
     for place, event in enumerate(events):
         prev = made[-1].hash if made else prev
-        made.append(
-            chain.seal(draft(event), seq=seq + place, time="2026-01-01T00:00:00.000000Z", server="s_1", prev=prev)
-        )
+        time = "2026-01-01T00:00:00.000000Z"
+        made.append(chain.seal(draft(event), seq=seq + place, time=time, server="s_1", prev=prev))
     return made
 
 
@@ -92,10 +91,8 @@ def test_a_call_in_a_gap_is_not_lost(directory: Path, monkeypatch: pytest.Monkey
     for expected in (0, 1):
         killed = LogFile(directory, f"s_killed{expected}")
         (ghost,) = chained([decided("c_ghost")], 2, "a" * 64)
-        item = json.loads(ghost.line)
-        made = chain.seal(
-            draft(decided("c_ghost")), seq=2, time=item["time"], server=f"s_killed{expected}", prev="a" * 64
-        )
+        item, server = draft(decided("c_ghost")), f"s_killed{expected}"
+        made = chain.seal(item, seq=2, time=json.loads(ghost.line)["time"], server=server, prev="a" * 64)
         with (directory / LOG_NAME).open("ab") as log:
             log.write(b"{torn\n" + made.line)
         killed.commit([draft(decided(f"c_real{expected}"))])

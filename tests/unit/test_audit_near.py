@@ -48,7 +48,6 @@ class Days:
         return datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
     def id_at(self, time: float) -> str:
-        """An id that is made then."""
         before, self.now = self.now, time
         made, self.now = chain.new_call_id(), before
         return made
@@ -64,11 +63,9 @@ class Days:
         return call_id
 
     def seal(self) -> None:
-        """Begin the next segment."""
         self.log.seal()
 
     def near(self, call_id: str) -> tuple[list[str], int]:
-        """Kinds of the records that are found, and how many files are scanned."""
         self.scanned.clear()
         charged: list[int] = []
         found = [record.kind for record in read.records_near(self.directory, call_id, charged.append)]
@@ -138,10 +135,7 @@ def test_a_segment_whose_times_do_not_run_forward_may_hold_any_call(days: Days) 
 
 
 async def test_whoever_reads_the_log_pays_for_it(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown ids are answered at once until they scanned what is free, then as fast as they are paid for.
-
-    The answer says which part was read, in the same words for another's call.
-    """
+    """At once until what is free was scanned, then as paid for; in the same words for another caller's call."""
     slept: list[float] = []
     clock = 1000.0
 

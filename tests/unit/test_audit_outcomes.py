@@ -78,18 +78,12 @@ def test_the_page_names_who_approved_where_and_what_was_changed(log: Path) -> No
         approval="a_1", digest="sha256:0", principal="local:0", run="r_1", tool="run_python", effect="allow",
         answered_by="local:1000", channel="operator", reach="call", yes=1, state="allowed",
     )  # fmt: skip
-    put = PromotionApplied(
-        promotion="p_1",
-        by="local:0",
-        folder="reports",
-        digest="sha256:1",
-        files=(PromotedFile(name="a.csv", origin=URI),),
-    )
+    files = (PromotedFile(name="a.csv", origin=URI),)
+    put = PromotionApplied(promotion="p_1", by="local:0", folder="reports", digest="sha256:1", files=files)
     file = ArtifactCollected(call_id="c_new", name="a.csv", uri=URI, sha256="0" * 64, bytes=3, media_type="text/csv")
     write(log, answer, begun("c_old", approval="a_1"), finished("c_old"))
-    write(
-        log, begun("c_new", approval="a_2", approved_by=("token:ops",), workspace="sales"), file, finished("c_new"), put
-    )
+    begins = begun("c_new", approval="a_2", approved_by=("token:ops",), workspace="sales")
+    write(log, begins, file, finished("c_new"), put)
     made = StopMade(stop="s_1", scope="all", name="", because="lunch", by="local:0")
     write(log, begun("c_cut"), made, CallCancelled(call_id="c_cut", by="stop", stop="s_1", elapsed_ms=1.0))
     _, cut, _ = run("audit", "show", "c_cut", "--state-dir", log.parent)
@@ -108,9 +102,8 @@ def test_the_page_names_who_approved_where_and_what_was_changed(log: Path) -> No
 
 def test_the_page_of_a_bundle_says_the_same() -> None:
     """Of the call's own records: an approver, the workspace, each connection, and the promotion."""
-    answer = EgressAnswered(
-        call_id="c_1", host="a", asked_digest=ASKED.asked_digest, status=200, bytes=5, complete=True
-    )
+    digest = ASKED.asked_digest
+    answer = EgressAnswered(call_id="c_1", host="a", asked_digest=digest, status=200, bytes=5, complete=True)
     ended = replace(finished("c_1"), failed=True, promotion="p_1")
     events = (begun("c_1", approved_by=("token:ops",), workspace="sales"), replace(ASKED, call_id="c_1"), answer, ended)
     head, records = Head(), []
@@ -135,8 +128,8 @@ def test_yesterday_is_a_local_day(log: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert read("today") == read(str(midnight.astimezone().date())) == midnight
         assert read("yesterday") == midnight - timedelta(days=1)
         assert read("2026-11-22T00:00") == datetime(2026, 11, 22, tzinfo=UTC)
-        now = monkeypatch
-        now.setattr("glovebox_audit.file._now", lambda: f"{midnight - timedelta(seconds=1):%Y-%m-%dT%H:%M:%S.%fZ}")
+        late = midnight - timedelta(seconds=1)
+        monkeypatch.setattr("glovebox_audit.file._now", lambda: f"{late:%Y-%m-%dT%H:%M:%S.%fZ}")
         write(log, begun("c_late"), finished("c_late"))
         code, out, _ = run(
             "audit", "query", "--since", "yesterday", "--until", "today", "--json", "--state-dir", log.parent

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines, replace_lines
 
 from glovebox_audit import read
@@ -42,13 +41,9 @@ from glovebox_server.cli.main import main
 
 DIGEST = "0123456789abcdef" * 4
 ARTIFACT = ArtifactCollected(
-    call_id="c_file",
-    name="plots/Höhe.png",
-    uri="artifact://" + DIGEST[:32],
-    sha256=DIGEST,
-    bytes=3,
+    call_id="c_file", name="plots/Höhe.png", uri="artifact://" + DIGEST[:32], sha256=DIGEST, bytes=3,
     media_type="image/png",
-)
+)  # fmt: skip
 EGRESS = EgressDecided(
     call_id="c_web", scheme="https", host="docs.python.org", port=443, asked_digest="sha256:" + "9" * 64,
     effect="allow", rule="egress.allow",
@@ -113,7 +108,6 @@ def asked(directory: Path, limit: int = 100, **filters: Any) -> QueryAnswer:
 
 
 def found(directory: Path, **filters: Any) -> list[str]:
-    """Ids of the calls that are found, in the order of the log."""
     return [call.call_id for call in reversed(asked(directory, **filters).calls)]
 
 
@@ -161,14 +155,11 @@ def test_what_is_asked_for_is_found_and_nothing_else(log: Path, filters: dict[st
     assert found(log, **filters) == calls
 
 
-def test_times_bound_what_is_found(log: Path) -> None:
+def test_times_and_a_limit_bound_what_is_found(log: Path) -> None:
     times = {call.call_id: datetime.fromisoformat(call.time) for call in asked(log).calls}
     assert found(log, since=times["c_web"]) == ["c_web", "c_runs"]
     assert found(log, until=times["c_exit"]) == ["c_ok"]
     assert found(log, since=datetime(2100, 1, 1, tzinfo=UTC)) == []
-
-
-def test_a_limit_says_that_there_are_more(log: Path) -> None:
     assert asked(log, limit=2).more
     assert not asked(log, limit=len(CALLS)).more
     assert not asked(log, limit=1, text="evil.example").more
@@ -179,21 +170,10 @@ def test_a_query_adds_what_is_new(log: Path) -> None:
     asked(log)
     before = (log / index.NAME).stat().st_ino
     write(log, finished("c_runs"), begun("c_new"))
-    assert {call.call_id: call.outcome for call in asked(log, limit=2).calls} == {
-        "c_new": "running",
-        "c_runs": "succeeded",
-    }
+    last = {call.call_id: call.outcome for call in asked(log, limit=2).calls}
+    assert last == {"c_new": "running", "c_runs": "succeeded"}
     assert found(log, text="needle in code") == ["c_runs"]
     assert (log / index.NAME).stat().st_ino == before
-
-
-def test_a_line_that_is_not_whole_waits(log: Path) -> None:
-    asked(log)
-    with (log / LOG_NAME).open("ab") as handle:
-        handle.write(log_lines(log)[0][:100])
-    assert len(found(log)) == len(CALLS)
-    write(log, begun("c_after"))
-    assert found(log)[-1] == "c_after"
 
 
 def test_what_lies_in_a_gap_is_not_found(log: Path) -> None:
@@ -203,26 +183,6 @@ def test_what_lies_in_a_gap_is_not_found(log: Path) -> None:
     assert found(log) == [*CALLS, "c_ok"]
     write(log, begun("c_after"))
     assert found(log) == [*CALLS, "c_after"]
-
-
-def test_rotation_moves_nothing_and_retention_takes_away(tmp_path: Path) -> None:
-    """Calls of sealed segments are found where they are; those of removed ones are not, and the others still."""
-    segments.fill(tmp_path, 12)
-    whole = [f"c_{number}" for number in range(12)]
-    assert found(tmp_path) == whole
-    segments.fill(tmp_path, 12, first=12)
-    whole = [f"c_{number}" for number in range(24)]
-    assert found(tmp_path) == whole
-    oldest = min((tmp_path / "segments").iterdir())
-    gone = {json.loads(line).get("call_id") for line in oldest.read_bytes().splitlines()} - {None}
-    oldest.unlink()
-    assert found(tmp_path) == [each for each in whole if each not in gone]
-    assert found(tmp_path, text="run_python") == [each for each in whole if each not in gone]
-    for each in sorted((tmp_path / "segments").iterdir())[:-1]:
-        each.unlink()
-    left = found(tmp_path)
-    assert left == whole[-len(left) :]
-    assert len(left) > 0
 
 
 def test_a_log_put_in_place_of_another_makes_a_new_index(log: Path, tmp_path: Path) -> None:
@@ -246,9 +206,8 @@ def _zeros_inside(path: Path) -> None:
 
 def _no_text(path: Path) -> None:
     # A table whose description is broken, with a name in it that SQLite repeats and that is no text.
-    path.write_bytes(
-        path.read_bytes().replace(b"CREATE TABLE state", b"CREATE TABXE \x8atate").replace(b"state", b"\x8atate")
-    )
+    content = path.read_bytes().replace(b"CREATE TABLE state", b"CREATE TABXE \x8atate")
+    path.write_bytes(content.replace(b"state", b"\x8atate"))
 
 
 def _statement(statement: str) -> Callable[[Path], None]:
@@ -343,9 +302,8 @@ def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(index, "_create", refused)
         assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
-        assert SAID == [
-            "The index of the log is made in memory, for this command alone, and not kept: Permission denied."
-        ]
+        said = "The index of the log is made in memory, for this command alone, and not kept"
+        assert [f"{said}: Permission denied."] == SAID
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 12345)
         assert len(found(log)) == len(CALLS)
@@ -404,18 +362,15 @@ def test_what_is_indexed_in_pieces_is_the_same(log: Path, monkeypatch: pytest.Mo
     assert found(log, text="docs.python.org") == ["c_web"]
 
 
-def test_a_call_is_named_by_its_beginning_or_as_the_last(log: Path) -> None:
+def test_a_call_is_named_by_its_beginning_or_as_the_last_and_its_records_lie_between_its_ends(log: Path) -> None:
+    for call_id in CALLS:
+        assert ask.records(log, call_id, TOLD) == list(read.records_of(log, call_id))
     assert ask.named(log, "last", TOLD) == ["c_runs"]
     assert ask.named(log, "c_we", TOLD) == ["c_web"]
     assert sorted(ask.named(log, "c_f", TOLD)) == ["c_fail", "c_file"]
     assert ask.named(log, "c_none", TOLD) == []
     write(log, begun("c_web2"))
     assert ask.named(log, "c_web", TOLD) == ["c_web"]
-
-
-def test_records_of_a_call_are_those_between_its_ends(log: Path) -> None:
-    for call_id in CALLS:
-        assert ask.records(log, call_id, TOLD) == list(read.records_of(log, call_id))
 
 
 def run(*words: str | Path) -> tuple[int, str, str]:
@@ -440,9 +395,8 @@ def test_the_command_prints_a_table_or_json(log: Path) -> None:
     assert (code, "c_ok" in over, "c_exit" in over) == (0, True, False)
     assert "there are more (--limit)" in run("audit", "query", "--limit", "1", "--state-dir", state)[2]
     assert run("audit", "query", "--tool", "none", "--state-dir", state)[:2] == (0, "No call fits.\n")
-    assert (
-        run("audit", "query", "--grep", "HÖHE", "--since", "1h", "--until", "2100-01-01", "--state-dir", state)[0] == 0
-    )
+    times = ("--since", "1h", "--until", "2100-01-01")
+    assert run("audit", "query", "--grep", "HÖHE", *times, "--state-dir", state)[0] == 0
     for wrong in (("--since", "tomorrow"), ("--since", "99999999d"), ("--outcome", "fine"), ("--limit", "0")):
         assert run("audit", "query", *wrong, "--state-dir", state)[0] == 2
 

@@ -52,7 +52,6 @@ class Home:
         return found
 
     def call(self, tool: str, arguments: object, *, data: str | None = None) -> tuple[int, dict[str, Any], str]:
-        """``glovebox call --json``: exit code, the object, and the words for the person."""
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         more = [] if data is None else ["--data-dir", data]
         done = CliRunner().invoke(main, ["call", tool, "--args", text, "--json", *self.options, *more])
@@ -98,9 +97,7 @@ def home(tmp_path: Path) -> Home:
         ('{"a":' * 100_000, ("--args", "object")),
     ],
 )
-def test_wrong_arguments_are_named_with_their_bound_and_nothing_starts(
-    arguments: object, words: tuple[str, ...], home: Home
-) -> None:
+def test_wrong_arguments_are_named_and_nothing_starts(arguments: object, words: tuple[str, ...], home: Home) -> None:
     """M4, M5: exit 2; the control is that the same call with right arguments is decided."""
     code, body, told = home.call("run_python", arguments)
     assert code == USAGE
@@ -186,7 +183,7 @@ def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(path: str
     ("tool", "arguments"),
     [("list_workspace_files", {}), ("search_workspace", {"pattern": "x"}), ("read_workspace_file", {"path": "a.txt"})],
 )
-def test_a_workspace_closed_to_the_sandbox_is_no_empty_one(
+def test_a_workspace_closed_to_sandboxes_is_not_empty(
     tool: str, arguments: dict[str, str], mode: int, home: Home
 ) -> None:
     """Exit 1 and the command that opens it, instead of an empty list; with 0711 a name that is known can be read."""
@@ -205,9 +202,7 @@ def test_a_workspace_closed_to_the_sandbox_is_no_empty_one(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes are another user than the workspace's owner")
 @pytest.mark.parametrize(("folder", "file"), [(0o700, 0o644), (0o755, 0o600), (0o755, 0o644)])
-def test_a_program_that_may_not_read_its_workspace_is_told_who_can_change_that(
-    folder: int, file: int, home: Home
-) -> None:
+def test_a_program_that_may_not_read_its_workspace_is_told_who_can_help(folder: int, file: int, home: Home) -> None:
     """The operator at once, with the directory's name; the caller without it. The last is the control."""
     (home.workspace / "a.txt").write_text("x")
     (home.workspace / "a.txt").chmod(file)
@@ -320,9 +315,8 @@ def test_a_bwrap_that_is_dead_is_told(
 
 def test_a_state_directory_that_cannot_be_made_is_told_with_its_fix(home: Home) -> None:
     """Exit 4: nothing is decided where nothing can be recorded."""
-    done = CliRunner().invoke(
-        main, ["call", "run_python", "--args", '{"code": "1"}', *home.options, "--state-dir", "/proc/none"]
-    )
+    words = ["call", "run_python", "--args", '{"code": "1"}', *home.options, "--state-dir", "/proc/none"]
+    done = CliRunner().invoke(main, words)
     told = " ".join(done.stderr.split())
     assert done.exit_code == UNAVAILABLE
     assert "/proc/none" in told

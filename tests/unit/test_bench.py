@@ -23,15 +23,12 @@ def series(key: str, *rounds: tuple[float, ...], unit: str = "ms") -> Series:
     return Series(key=key, what=key, unit=unit, rounds=rounds)
 
 
-def test_quantiles_lie_straight_between_neighbours() -> None:
+def test_quantiles_lie_straight_between_neighbours_and_count_all_rounds() -> None:
     values = [4.0, 1.0, 3.0, 2.0]
     assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.5, 4.0]
     assert quantile([7.0], 0.99) == 7.0
     with pytest.raises(ValueError, match="of nothing"):
         quantile([], 0.5)
-
-
-def test_a_series_counts_all_its_rounds() -> None:
     found = series("x", (1.0, 2.0, 3.0), (100.0,))
     assert (found.get("p50"), found.get("max")) == (2.5, 100.0)
     assert found.get("p95") == pytest.approx(85.45)
@@ -44,8 +41,8 @@ def test_numbers_are_shown_with_four_digits(value: float, shown: float) -> None:
     assert rounded(value) == shown
 
 
-def test_twice_as_slow_is_told_apart() -> None:
-    """And the interval is about two, although every round has a slow moment that falls on both."""
+def test_what_differs_is_told_apart_and_noise_is_not() -> None:
+    """Though every round has a slow moment that falls on both; the control is noise, and what was not interleaved."""
     slow = [1.0, 5.0, 1.2, 3.0, 1.1, 2.0, 1.3, 1.0]
     theirs = series("theirs", *[(10.0 * each, 10.1 * each, 9.9 * each) for each in slow])
     ours = series("ours", *[(20.0 * each, 20.3 * each, 19.7 * each) for each in slow])
@@ -53,17 +50,9 @@ def test_twice_as_slow_is_told_apart() -> None:
     assert found.ratio == pytest.approx(2.0)
     assert 1.9 < found.low <= found.high < 2.1
     assert found.differs
-
-
-def test_the_same_is_not_told_apart_from_itself() -> None:
-    """The control: what differs by noise alone has an interval with 1 in it."""
     ours = series("ours", (10.0,), (11.0,), (10.5,), (9.5,), (10.2,))
     theirs = series("theirs", (10.4,), (10.1,), (10.9,), (9.9,), (9.8,))
     assert not compared(ours, theirs).differs
-
-
-def test_rounds_that_do_not_fit_are_not_compared() -> None:
-    """What was not interleaved has no common rounds."""
     with pytest.raises(ValueError, match="zip"):
         compared(series("a", (1.0,)), series("b", (1.0,), (2.0,)))
 
@@ -90,20 +79,14 @@ def test_a_verdict_is_what_the_bound_says(row: Row, found: float, met: bool | No
     assert verdict.met is met
 
 
-def test_p99_is_held_against_p99() -> None:
+def test_p99_is_held_against_p99_and_what_is_missing_against_nothing() -> None:
     row = Row(key="r", part="latency", what="", base="b", statistic="p99", most=1)
     many = {"r": series("r", (1.0,) * 50 + (30.0,) * 50), "b": series("b", (10.0,) * 50 + (40.0,) * 50)}
     assert judge(row, many, {}).found == pytest.approx(0.75)
-
-
-def test_what_was_not_measured_is_neither_met_nor_unmet() -> None:
     assert judge(RATIO, {}, {"r": "no docker"}).reason == "no docker"
     half = judge(RATIO, {"r": series("r", (1.0,))}, {"b": "no interpreter"})
     assert (half.met, half.reason) == (None, "no interpreter")
     assert judge(RATIO, {}, {}).reason == "not measured in this run"
-
-
-def test_nothing_is_a_multiple_of_nothing() -> None:
     found = judge(RATIO, {"r": series("r", (1.0,)), "b": series("b", (0.0,))}, {})
     assert (found.met, found.reason) == (None, "what it is compared with came to nothing")
 
@@ -115,14 +98,11 @@ def test_the_reason_is_the_first_exception_in_a_group() -> None:
     assert len(reason) == MAX_REASON
 
 
-def test_rows_are_found_by_key_and_by_pattern() -> None:
+def test_rows_are_whole_and_found_by_key_and_by_pattern() -> None:
     assert [row.key for row in chosen(["cold-*", "wire"])] == ["cold-bubblewrap", "cold-docker", "cold-gvisor", "wire"]
     assert chosen([]) == ROWS
     with pytest.raises(ValueError, match="no row 'prnit'"):
         chosen(["print-p50", "prnit"])
-
-
-def test_rows_are_whole() -> None:
     assert len({row.key for row in ROWS}) == len(ROWS)
     assert [row.key for row in ROWS if (row.compare == "alone") == bool(row.base)] == []
     assert [row.key for row in ROWS if row.most is not None and row.least is not None] == []
@@ -144,7 +124,7 @@ def table(report_: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {line["row"]: line for line in lines if line["row"] != report.MACHINE}
 
 
-def test_the_table_has_every_row_once_explained_and_its_verdict() -> None:
+def test_the_table_has_every_row_once_explained_and_its_verdict(tmp_path: Path) -> None:
     text = report.as_csv(kept())
     lines = table(kept())
     assert list(lines) == [row.key for row in ROWS]
@@ -155,13 +135,7 @@ def test_the_table_has_every_row_once_explained_and_its_verdict() -> None:
     assert [*lines["wire"].values()][2:6] == ["≥ 200 MB/s", "100 MB/s", "", "not met"]
     assert lines["docker"]["verdict"] == "not measured"
     assert "machine,processor,,2 × a | b" in text
-
-
-def test_the_table_is_what_was_kept() -> None:
     assert report.TABLE.read_text() == report.as_csv(report.read(report.KEPT))
-
-
-def test_a_report_is_plain_json(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(json.dumps(kept()))
     assert report.read(tmp_path / "r.json") == kept()
 
@@ -204,14 +178,11 @@ def test_servers_differ_from_what_is_shipped_only_as_they_should(shipped: Path, 
     assert {**cold, "python": None} == {**original, "isolation": ["bubblewrap"], "python": None}
 
 
-def test_the_smallest_client_finds_the_end_of_an_answer() -> None:
+def test_an_answer_is_read_to_its_end_and_held_against_the_right_words() -> None:
     data = b"4\r\nwiki\r\n3;x=y\r\nped\r\n0\r\n\r\n".replace(b";x=y", b"")
     assert clients._chunks(data) == len(data)
     assert clients._chunks(data + b"HTTP/1.1 200") == len(data)
     assert [clients._chunks(data[:end]) for end in range(len(data))] == [0] * len(data)
-
-
-def test_an_answer_is_a_success_only_with_the_right_words() -> None:
     good = json.dumps({"stdout": {"text": "1\n"}, "isolation": {"verified": True}}).encode()
     assert succeeded(good, "1\n")
     assert not succeeded(good, "2\n")
@@ -237,9 +208,8 @@ def test_a_part_that_has_moved_is_named(place: str) -> None:
 
 
 def test_no_part_that_rows_are_made_of_is_renamed() -> None:
-    assert {"policy: decide", "audit: {}, on disk", "audit: last record and signed receipt, on disk"} <= {
-        *spans.POINTS.values()
-    }
+    last = "audit: last record and signed receipt, on disk"
+    assert {"policy: decide", "audit: {}, on disk", last} <= {*spans.POINTS.values()}
 
 
 async def test_parts_add_up_to_the_whole() -> None:
@@ -280,15 +250,12 @@ def test_the_hosts_commands_see_what_the_tools_are_asked_for(tmp_path: Path) -> 
     assert len(list(tmp_path.rglob("*.txt"))) == workspace.FOLDERS * 2 + 1
 
 
-def test_the_bare_interpreter_is_named_by_its_absolute_path() -> None:
+def test_the_bare_interpreter_is_named_by_its_path_and_held_to_what_it_prints() -> None:
     """What a shim costs would flatter us."""
     found = bare.candidates()
     assert found
     assert all(Path(each).is_absolute() for each in found)
     assert len({Path(each).resolve() for each in found}) == len(found)
-
-
-def test_a_bare_program_that_prints_something_else_is_no_measurement() -> None:
     python = bare.Bare(python=sys.executable, version="")
     assert python.milliseconds("print(1)", "1\n") > 0
     with pytest.raises(RuntimeError, match="printed '2"):
@@ -302,12 +269,9 @@ def test_memory_and_processor_time_of_a_process_can_be_read() -> None:
     assert idle.in_namespaces(own) == {}
 
 
-def test_the_picture_is_of_what_was_measured() -> None:
+def test_the_picture_and_the_json_are_of_what_was_measured() -> None:
     code = plot.program(kept(), ("docker-run",))
     compile(code, "plot", "exec")
     assert '"bare"' in code
     assert plot.program({"series": {}}, ()) == ""
-
-
-def test_a_verdict_as_json_has_what_the_page_needs() -> None:
     assert Verdict(row=RATIO, reason="why").as_json()["found"] is None

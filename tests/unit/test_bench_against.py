@@ -36,23 +36,16 @@ def scaled(by: float, noise: Sequence[float] = NOISE) -> list[float]:
     return [10 * by * each for each in noise]
 
 
-def test_a_fifth_slower_fails() -> None:
+def test_only_what_is_surely_slower_fails() -> None:
+    """A fifth. Not four hundredths, told apart from the same, nor any ratio with noise that straddles the bound."""
     found = between(scaled(1.2, NOISE[::-1]), scaled(1.0))
     assert found.interval is not None
     assert found.interval.low > SLOWER
     assert (found.slower, found.verdict, code([found])) == (True, "SLOWER", EXIT_SLOWER)
-
-
-def test_four_hundredths_slower_passes() -> None:
-    """The control: told apart from the same, but not more than may be."""
     found = between(scaled(1.04, NOISE[::-1]), scaled(1.0))
     assert found.interval is not None
     assert 1 < found.interval.low <= found.interval.high < SLOWER
     assert (found.slower, found.verdict, code([found])) == (False, "worse, not surely by 5%", 0)
-
-
-def test_an_interval_that_straddles_the_bound_passes() -> None:
-    """However large the ratio: with such noise it may as well be the same."""
     wild = (1.0, 1.6, 0.7, 1.4, 0.8, 1.5, 0.75, 1.2)
     found = between(scaled(1.1, wild), scaled(1.0, wild[::-1]))
     assert found.interval is not None
@@ -60,14 +53,11 @@ def test_an_interval_that_straddles_the_bound_passes() -> None:
     assert (found.slower, code([found])) == (False, 0)
 
 
-def test_less_of_a_rate_is_slower() -> None:
+def test_less_of_a_rate_is_slower_and_a_few_rounds_condemn_nothing() -> None:
+    """Student's interval: two rounds with a fifth between them say nothing, two that are alike do."""
     assert between(scaled(0.8), scaled(1.0), RATE).slower
     more = between(scaled(1.2), scaled(1.0), RATE)
     assert (more.slower, more.verdict) == (False, "better")
-
-
-def test_a_few_rounds_cannot_condemn_what_differs_from_round_to_round() -> None:
-    """Student's interval: two rounds with a fifth between them say nothing, two that are alike do."""
     assert not between([12.0, 13.5], [10.0, 10.0]).slower
     assert between([12.0, 12.01], [10.0, 10.0]).slower
     alone = between([12.0], [10.0])
@@ -91,9 +81,6 @@ def test_what_is_finer_than_can_be_measured_is_no_difference() -> None:
     assert (found.slower, found.interval and found.interval.ratio) == (False, 1)
     values[f"{row.key} here"] = series("", [row.floor * 2] * 3)
     assert contrast(row, values, {}).slower
-
-
-def test_nothing_without_a_floor_is_not_measured() -> None:
     found = between([1.0] * 8, [0.0] * 8)
     assert "came to nothing" in found.reason
     assert code([found]) == EXIT_UNMEASURED
@@ -135,9 +122,6 @@ def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
     assert [row.key for row in chosen(["memory-server", "h*"], BETWEEN)] == ["help", "memory-server"]
     looked = {key for look in idle.LOOKS for key in look.keys}
     assert {row.judged for row in BETWEEN if row.part == "idle"} == looked
-
-
-def test_a_row_knows_its_driver() -> None:
     found = {row.key: row.driver for row in BETWEEN}
     assert (found["print-p50"], found["cold-docker-pandas-p50"], found["idle-gvisor"]) == (
         "bubblewrap", "docker", "gvisor",
@@ -176,9 +160,8 @@ def test_code_of_the_other_side_is_an_error() -> None:
     root = Path("/there")
     good = {"server": ["/there/server/__init__.py"], "tests": ["/there/tests"]}
     assert sides.strays(good, root, ["server"]) == []
-    assert sides.strays({**good, "more": ["/here/more/__init__.py"]}, root, ["server"]) == [
-        "more is /here/more/__init__.py"
-    ]
+    stray = {"more": ["/here/more/__init__.py"]}
+    assert sides.strays({**good, **stray}, root, ["server"]) == ["more is /here/more/__init__.py"]
     assert sides.strays({}, root, ["server"]) == ["server is not found"]
 
 

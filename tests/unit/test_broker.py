@@ -273,20 +273,17 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
     assert len(set(ids)) == 3
 
 
-async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox_without(scene: Scene) -> None:
-    scene.driver.prepares = True
-    queues = scene.broker.sandboxes.pool._queues
-    for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
-        await scene.call(code=code)
-        assert [bool(queue.plan.spec.preload) for queue in queues.values()] == kinds
-
-
-async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene: Scene) -> None:
+async def test_a_call_alone_has_nothing_prepared_and_a_program_without_modules_its_own_queue(scene: Scene) -> None:
     scene.driver.prepares = True
     alone = scene.guarded(sandboxes=replace(scene.broker.sandboxes, prewarm=False))
     await alone.call(code="import pandas")
     assert scene.broker.sandboxes.pool._queues == {}
     assert [plan.spec.preload for plan in scene.driver.plans] == [()]
+    scene.driver.prepares = True
+    queues = scene.broker.sandboxes.pool._queues
+    for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
+        await scene.call(code=code)
+        assert [bool(queue.plan.spec.preload) for queue in queues.values()] == kinds
 
 
 async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scene: Scene) -> None:
@@ -384,9 +381,7 @@ async def test_a_call_whose_last_word_cannot_be_written_is_handed_over_as_lost(s
         (OSError(28, "No space left on device", "/var/lib/x"), "OSError", "Internal error"),
     ],
 )
-async def test_our_own_failures_are_the_calls_last_word(
-    scene: Scene, problem: Exception, error: str, words: str
-) -> None:
+async def test_our_own_failures_are_a_calls_last_word(scene: Scene, problem: Exception, error: str, words: str) -> None:
     """Also those nobody foresaw, by their class alone; none tells a host path."""
     scene.driver.problem = problem
     with pytest.raises(type(problem)):
@@ -398,25 +393,20 @@ async def test_our_own_failures_are_the_calls_last_word(
     assert "/etc" not in last.reason
 
 
-async def test_a_guest_that_breaks_the_wire_is_a_failed_call(scene: Scene) -> None:
-    async def script(guest: Guest) -> None:
-        await guest.say(b"\xff" * 20)
-        await anyio.sleep_forever()
-
-    scene.driver.script = script
-    with pytest.raises(SandboxError, match="broke the wire's protocol"):
-        await scene.call()
-    assert scene.audit.kinds() == ["call.decided", "sandbox.started", "call.failed"]
-
-
-async def test_a_sandbox_that_dies_is_a_failed_call(scene: Scene) -> None:
-    """Nothing can be said about the program."""
+@pytest.mark.parametrize(
+    ("said", "words"), [(b"\xff" * 20, "broke the wire's protocol"), (b"", "ended without an outcome")]
+)
+async def test_a_guest_that_breaks_the_wire_or_dies_is_a_failed_call(scene: Scene, said: bytes, words: str) -> None:
+    """Not an internal error, and not a program's outcome: nothing can be said about that."""
 
     async def script(guest: Guest) -> None:
+        if said:
+            await guest.say(said)
+            await anyio.sleep_forever()
         guest.channel.to_host.close()
 
     scene.driver.script = script
-    with pytest.raises(SandboxError, match="ended without an outcome"):
+    with pytest.raises(SandboxError, match=words):
         await scene.call()
     assert scene.audit.kinds() == ["call.decided", "sandbox.started", "call.failed"]
 
@@ -436,17 +426,20 @@ async def test_isolation_that_is_not_as_planned_runs_nothing(scene: Scene) -> No
     assert told == []
 
 
-async def test_a_refused_call_starts_nothing(scene: Scene) -> None:
+async def test_what_is_refused_starts_nothing(scene: Scene) -> None:
+    """One record decides and ends it; an unknown artifact has the words for every one that is not the caller's."""
     result = await scene.call(timeout_seconds=599.0)
     assert result.failed
     assert result.structured["refused"]["rule"] == "limits.wall_seconds"
     assert scene.driver.opened == 0
     assert len(scene.audit.events) == 1
-
-
-async def test_an_unknown_input_is_a_refusal(scene: Scene) -> None:
     result = await scene.call(inputs=("artifact://" + "0" * 26,))
     assert result.structured["refused"]["rule"] == "artifacts.unknown"
+    assert scene.driver.opened == 0
+    rights = Rights(profiles=ProfileSet({}, {}), workspace=None)
+    empty = scene.guarded(rights_of=lambda _: rights).broker
+    result = await replace(scene, broker=empty).call()
+    assert result.structured["refused"]["rule"] == "profile.missing"
     assert scene.driver.opened == 0
 
 
@@ -460,11 +453,3 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
     with pytest.raises(ArtifactStoreError):
         await scene.call(inputs=("artifact://" + "0" * 26,))
     assert scene.audit.kinds() == ["call.decided", "call.failed"]
-
-
-async def test_a_tool_without_a_profile_may_do_nothing(scene: Scene) -> None:
-    rights = Rights(profiles=ProfileSet({}, {}), workspace=None)
-    empty = scene.guarded(rights_of=lambda _: rights).broker
-    result = await replace(scene, broker=empty).call()
-    assert result.structured["refused"]["rule"] == "profile.missing"
-    assert scene.driver.opened == 0

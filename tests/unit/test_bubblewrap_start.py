@@ -24,9 +24,7 @@ SPEC = SandboxSpec(
 
 
 @pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "subprocess.Popen"])
-async def test_a_refused_step_is_told_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+async def test_a_refused_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Out of descriptors at one step or another: the broker's kind of failure, no group, no process, no descriptor."""
 
     def fail(*_: object, **__: object) -> int:
@@ -67,7 +65,7 @@ async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_on_v2_nothing_runs_before_it_is_in_its_group(
+async def test_on_v2_nothing_runs_before_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, refused: bool
 ) -> None:
     """It waits as a shell; one that cannot be put into its group never becomes the program. The groups are made up."""

@@ -58,10 +58,7 @@ while sys.stdin.readline():
 
 
 def test_after_kills_the_sums_are_exact(tmp_path: Path, kills: int) -> None:
-    """Each call that was told as reserved is spent, each that was told as settled is spent as it was settled.
-
-    Of each killed process only the one transaction it was in can be either way; no call is lost or counted twice.
-    """
+    """Reserved or settled as told; of each killed process only the one transaction it was in can be either way."""
     path = tmp_path / "governance" / store.NAME
     lines = lines_of([budget(every="run", per="run", calls=10**9, wall_seconds=10**9)], ME)
     with database.opened(path, store.SCHEMA):

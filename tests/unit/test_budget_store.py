@@ -45,9 +45,8 @@ class Kept:
 
     def reserve(self, *budgets: Budget, spender: Spender = ME, worst: Amounts = WORST) -> ReservationRequest | Refusal:
         self.calls += 1
-        asked = ReservationRequest(
-            call_id=f"c_{self.calls}", spender=spender, lines=lines_of(budgets, spender), worst=worst
-        )
+        lines = lines_of(budgets, spender)
+        asked = ReservationRequest(call_id=f"c_{self.calls}", spender=spender, lines=lines, worst=worst)
         found = self.do(Ledger.reserve, server="s", asked=asked)
         return found if isinstance(found, Refusal) else asked
 
@@ -56,7 +55,6 @@ class Kept:
         self.do(Ledger.settle, call_id=asked.call_id, spent={"calls": 1, **spent})
 
     def left(self, *budgets: Budget, spender: Spender = ME) -> dict[str, float]:
-        """What is left, by budget and what it bounds."""
         found = self.do(Ledger.left, lines=lines_of(budgets, spender))
         return {f"{each.budget} {each.what}": each.left for each in found}
 
@@ -201,22 +199,19 @@ def test_a_runs_budget_does_not_refill_and_says_so(kept: Kept) -> None:
     assert refused.hint == "It does not refill within this run."
 
 
-def test_a_budget_of_one_tool_counts_that_tool(kept: Kept) -> None:
-    reads = budget(tool="read_workspace_file", calls=1)
-    kept.settle(kept.reserve(reads))
-    reading = Spender(principal=ME.principal, run=ME.run, workflow="", tool="read_workspace_file")
-    kept.settle(kept.reserve(reads, spender=reading))
-    assert isinstance(kept.reserve(reads, spender=reading), Refusal)
-    assert isinstance(kept.reserve(reads), ReservationRequest)
-
-
-def test_settling_twice_counts_once(kept: Kept) -> None:
+def test_a_call_counts_once_and_for_its_tool_alone(kept: Kept) -> None:
     """What failed is tried again, and may have been done."""
     ten = budget(calls=10)
     asked = kept.reserve(ten)
     kept.settle(asked)
     kept.settle(asked)
     assert kept.left(ten) == {"b calls": 9}
+    reads = budget("reads", tool="read_workspace_file", calls=1)
+    kept.settle(kept.reserve(reads))
+    reading = Spender(principal=ME.principal, run=ME.run, workflow="", tool="read_workspace_file")
+    kept.settle(kept.reserve(reads, spender=reading))
+    assert isinstance(kept.reserve(reads, spender=reading), Refusal)
+    assert isinstance(kept.reserve(reads), ReservationRequest)
 
 
 def test_a_window_that_is_over_when_a_call_ends_is_left_alone(kept: Kept) -> None:

@@ -24,10 +24,13 @@ def test_windows_lie_side_by_side(every: Every, time: int) -> None:
     assert window(every, end - 1) == (start, end)
 
 
-def test_windows_begin_on_the_hour() -> None:
+def test_windows_begin_on_the_hour_and_the_clocks_of_this_machine_can_be_read() -> None:
     assert window("hour", 3 * HOUR + 5)[0] == 3 * HOUR
     assert window("day", 3 * DAY + 5 * HOUR)[0] == 3 * DAY
     assert window("run", 7)[0] == window("run", NOW)[0] == 0
+    one, two = read_clocks(), read_clocks()
+    assert one.boot == two.boot
+    assert one.since_boot <= two.since_boot
 
 
 @given(st.lists(st.tuples(TIMES, st.integers(0, 10 * DAY))))
@@ -52,28 +55,14 @@ def test_time_never_goes_back(steps: list[tuple[int, int, bool]]) -> None:
         assert advanced(mark, clocks(0, since_boot + HOUR, str(boot))).wall == mark.wall + HOUR
 
 
-def test_a_clock_set_a_year_back_locks_nobody_out() -> None:
-    """The window that was spent is over after its length, within the boot and after the next one."""
+def test_a_clock_set_back_locks_nobody_out_and_one_set_forward_refills_nothing() -> None:
+    """Within the boot and after the next, with no other clock to go by; time_namespaces(7) can shift it."""
     mark = advanced(None, clocks())
     assert window("hour", advanced(mark, clocks(NOW - 365 * DAY, 1_000 + HOUR)).wall) > window("hour", NOW)
     rebooted = advanced(mark, clocks(NOW - 365 * DAY, 0, "b"))
     assert rebooted.wall == NOW
     assert advanced(rebooted, clocks(NOW - 365 * DAY, HOUR, "b")).wall == NOW + HOUR
-
-
-def test_a_clock_set_a_year_forward_refills_nothing() -> None:
-    """Until a reboot, when there is no other clock to go by; the control is the time that did pass."""
     mark = advanced(None, clocks())
     assert advanced(mark, clocks(NOW + 365 * DAY, 2_000)).wall == NOW + 1_000
     assert advanced(mark, clocks(NOW + DAY, 5, "b")).wall == NOW + DAY
-
-
-def test_a_container_with_a_later_boot_time_clock_does_not_turn_time_back() -> None:
-    """time_namespaces(7) can shift it."""
     assert advanced(Clocks(wall=NOW, boot="a", since_boot=10**9), clocks(NOW, 5)).wall == NOW
-
-
-def test_the_clocks_of_this_machine_can_be_read() -> None:
-    one, two = read_clocks(), read_clocks()
-    assert one.boot == two.boot
-    assert one.since_boot <= two.since_boot

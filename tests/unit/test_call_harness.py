@@ -85,14 +85,22 @@ def test_a_call_that_is_not_begun_proves_nothing() -> None:
 
 
 @pytest.mark.driver("bubblewrap")
-async def test_a_secret_or_a_path_that_gets_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """M8, M12: a program that is told the canary and prints it stands for a server that leaks it."""
+async def test_what_leaks_and_what_is_not_whole_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """M8, M12: a leak of the canary; text without what the structure says, and what the tool's model does not know."""
     async with call_harness() as opened:
         secret = os.environ[host.CANARY]
         leaking = a_case(arguments={"code": f"print({secret!r}, {str(opened._host.root)!r})"})
         found = (await opened.judge(leaking, "bubblewrap")).problems
         assert "the server's secret is in what the caller, the record or the log got" in found
         assert any("a host path is in what the caller got" in each for each in found)
+    async with call_harness() as opened:
+        async with CaseGovernance.opened(opened._app, tmp_path) as governance:
+            ((seen,), _) = await opened._all(a_case(), "bubblewrap", {}, governance)
+        tool = opened._app.tools["run_python"]
+        assert seen.result is not None
+        assert incomplete(tool, seen.result) == []
+        assert incomplete(tool, replace(seen.result, content=(Text(text=""),)))
+        assert incomplete(tool, replace(seen.result, structured={"call_id": 1}))
 
 
 @pytest.mark.driver("bubblewrap")
@@ -132,19 +140,6 @@ async def test_records_that_are_not_there_are_noticed(monkeypatch: pytest.Monkey
         assert (await opened.judge(a_case(), "bubblewrap")).problems[0].startswith("the first record is")
 
 
-@pytest.mark.driver("bubblewrap")
-async def test_a_result_that_is_not_whole_is_noticed(tmp_path: Path) -> None:
-    """M8: text without what the structure says, and a structure the tool's model does not know."""
-    async with call_harness() as opened:
-        async with CaseGovernance.opened(opened._app, tmp_path) as governance:
-            ((seen,), _) = await opened._all(a_case(), "bubblewrap", {}, governance)
-        tool = opened._app.tools["run_python"]
-        assert seen.result is not None
-        assert incomplete(tool, seen.result) == []
-        assert incomplete(tool, replace(seen.result, content=(Text(text=""),)))
-        assert incomplete(tool, replace(seen.result, structured={"call_id": 1}))
-
-
 @pytest.mark.parametrize(
     "wrong", [{"refused": "x"}, {"refused": "x", "control": ControlCall(invalid="x")}, {"exit": 1}]
 )
@@ -154,17 +149,8 @@ def test_a_denial_without_a_control_is_no_case(wrong: dict[str, Any]) -> None:
         a_case(**wrong)
 
 
-def test_a_misspelt_expectation_of_an_earlier_call_is_named(tmp_path: Path) -> None:
+def test_cases_are_sentences_and_a_misspelt_expectation_is_named(tmp_path: Path) -> None:
     """It would hold always."""
-    before = 'before = [{ refusde = "stop" }]'
-    (tmp_path / "one.toml").write_text(
-        f"[[case]]\nid = 'x'\nclaim = 'X.'\nseeds = ['F1']\nproves = ['GB-FILE-1']\n{before}"
-    )
-    with pytest.raises(ValueError, match=r"one\.toml: case 1: before\.0\.refusde: Extra inputs are"):
-        load(tmp_path)
-
-
-def test_there_are_enough_cases_and_each_is_a_sentence() -> None:
     ids = {each.id for each in CASES}
     assert all(each.claim.endswith(".") for each in CASES)
     assert ids >= {
@@ -173,15 +159,19 @@ def test_there_are_enough_cases_and_each_is_a_sentence() -> None:
         "call-program-denied-host", "call-secrets",
         "call-read-parent", "call-read-link-out",
     }  # fmt: skip
+    before = 'before = [{ refusde = "stop" }]'
+    fields = "id = 'x'\nclaim = 'X.'\nseeds = ['F1']\nproves = ['GB-FILE-1']"
+    (tmp_path / "one.toml").write_text(f"[[case]]\n{fields}\n{before}")
+    with pytest.raises(ValueError, match=r"one\.toml: case 1: before\.0\.refusde: Extra inputs are"):
+        load(tmp_path)
 
 
 def test_of_calls_at_once_one_that_never_began_did_not_get_through() -> None:
     """Nor one that was busy; the control is a result."""
     case = a_case(control=ControlCall(), refused="budget.calls", times=2, through=1)
     ran = Seen(result=CallResult(structured={}, content=(), failed=False, meta={}))
-    refused = Seen(
-        result=CallResult(structured={"refused": {"rule": "budget.calls"}}, content=(), failed=True, meta={})
-    )
+    told = {"refused": {"rule": "budget.calls"}}
+    refused = Seen(result=CallResult(structured=told, content=(), failed=True, meta={}))
     assert of_all(case, [ran, refused]) == []
     for how in ("unavailable", "refused", "503"):
         assert of_all(case, [Seen(how=how, told="no sandbox"), refused]) != []

@@ -41,8 +41,6 @@ _EMPTY = Captured(text="", total_bytes=0, dropped_bytes=0)
 
 
 class Proposals:
-    """Counts changes, and makes none."""
-
     def __init__(self) -> None:
         self.scans = self.puts = 0
 
@@ -102,9 +100,7 @@ async def propose(scene: Scene) -> Any:
 
 
 @pytest.mark.parametrize("comes", ["nothing", "stop", "client"])
-async def test_nothing_changes_once_a_stop_or_its_client_ended_the_call(
-    proposing: Scene, tmp_path: Path, comes: str
-) -> None:
+async def test_nothing_changes_once_stop_or_client_ended_a_call(proposing: Scene, tmp_path: Path, comes: str) -> None:
     """While the yes is used up, which nobody interrupts; the control is that nothing comes."""
     proposals = Proposals()
     async with obeying(tmp_path / "state") as stops, anyio.create_task_group() as tasks:

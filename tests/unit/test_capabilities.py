@@ -87,8 +87,6 @@ def _loaded(directory: Path, **texts: str) -> Any:
 
 
 class Nothing(registry.Drivers):
-    """A host without any driver that could be used."""
-
     def __init__(self) -> None:
         pass
 
@@ -102,12 +100,9 @@ class Nothing(registry.Drivers):
         raise UnsupportedSpecError("isolation", "nothing works, see /etc/secret-place", "Fix it.")
 
 
+MISSING = (Missing(what="no /usr/bin/bwrap", fix="apt-get install bubblewrap", fatal=True),)
 CAPABILITIES = Capabilities(
-    driver="bubblewrap",
-    level="namespaces",
-    version="",
-    limits={"pids": "rlimit"},
-    missing=(Missing(what="no /usr/bin/bwrap", fix="apt-get install bubblewrap", fatal=True),),
+    driver="bubblewrap", level="namespaces", version="", limits={"pids": "rlimit"}, missing=MISSING
 )
 
 

@@ -20,20 +20,12 @@ PROFILES = load([SHIPPED], check_example=None)
 
 
 def _json() -> str:
-    tools = [
-        tool.model_dump(by_alias=True, mode="json", exclude_none=True)
-        for tool in catalogue.list_tools(TOOLS.values(), PROFILES)
-    ]
+    listed = catalogue.list_tools(TOOLS.values(), PROFILES)
+    tools = [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in listed]
     return json.dumps({"tools": tools}, separators=(",", ":"))
 
 
-def test_the_whole_list_is_small() -> None:
-    size = len(_json().encode())
-    assert size < MAX_BYTES
-    assert size / 4 < MAX_TOKENS
-
-
-def test_the_list_is_the_same_every_time() -> None:
+def test_the_list_is_small_and_the_same_every_time() -> None:
     """M9: same order and same digest, whatever order the tools come in."""
     forwards = catalogue.list_tools(TOOLS.values(), PROFILES)
     backwards = catalogue.list_tools(reversed(list(TOOLS.values())), PROFILES)
@@ -42,10 +34,13 @@ def test_the_list_is_the_same_every_time() -> None:
     assert [tool.name for tool in forwards] == sorted(PROFILES)
     if len(forwards) > 1:
         assert catalogue.digest_tools(forwards[1:]) != catalogue.digest_tools(forwards)
+    size = len(_json().encode())
+    assert size < MAX_BYTES
+    assert size / 4 < MAX_TOKENS
 
 
 def test_every_tool_refuses_what_it_does_not_know_and_says_what_it_is() -> None:
-    """M4: no schema is open; every tool has a title, a description, hints and an output schema."""
+    """M4: no schema is open. What changes files is in no list without a profile, and no hint calls it harmless."""
     for tool in catalogue.list_tools(TOOLS.values(), PROFILES):
         assert tool.input_schema["additionalProperties"] is False
         assert tool.output_schema is not None
@@ -54,10 +49,6 @@ def test_every_tool_refuses_what_it_does_not_know_and_says_what_it_is() -> None:
         assert tool.annotations is not None
         assert tool.annotations.read_only_hint is True
         assert tool.annotations.destructive_hint is False
-
-
-def test_what_changes_files_is_shown_where_it_has_a_profile_and_says_so() -> None:
-    """No list has it without one; no hint calls it harmless."""
     assert catalogue.list_tools([TOOLS["propose_changes"]], PROFILES) == []
     (shown,) = catalogue.list_tools([TOOLS["propose_changes"]], {"propose_changes": PROFILES["run_python"]})
     hints = shown.annotations
@@ -102,7 +93,6 @@ def test_what_needs_a_network_is_named_where_a_profile_has_one() -> None:
 
 
 def described(tool: str, *more: str) -> str:
-    """What clients read of a tool whose shipped profile has these keys set."""
     data = (SHIPPED / f"{tool}.toml").read_bytes()
     for change in more:
         key, _, value = change.partition("=")
@@ -139,7 +129,6 @@ def test_a_description_is_short_whatever_the_profile_allows() -> None:
     hosts = ", ".join(f'{{ host = "host-{number}.example.org" }}' for number in range(100))
     network = "network.mode=egress", f"network.allow=[{hosts}]"
     text = described("run_python", *network, "approval=ask", "files.workspace=overlay")
-    assert (
-        "Network: host-0.example.org, host-1.example.org, host-2.example.org, host-3.example.org and 96 more." in text
-    )
+    hosts = ", ".join(f"host-{number}.example.org" for number in range(4))
+    assert f"Network: {hosts} and 96 more." in text
     assert len(text) < 800

@@ -60,7 +60,6 @@ def everything(*places: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def old(path: Path) -> Path:
-    """Make a directory of two days ago."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "file").write_bytes(b"x" * 1000)
     os.utime(path, (time.time() - 2 * 86400,) * 2)
@@ -82,7 +81,6 @@ async def one_of_each(state: Path, data: Path) -> None:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three days from now, for the log and the guests."""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + DAYS * 86400)
 

@@ -49,7 +49,6 @@ class Recorder:
 def outcome(
     *, blobs: tuple[Blob, ...] = (), skipped: tuple[SkippedFile, ...] = (), shown: tuple[Shown, ...] = ()
 ) -> Outcome:
-    """An outcome of which only the files matter."""
     return Outcome(
         ended="exited", code=0, reason="", stdout=NOTHING, stderr=NOTHING, value=None, blobs=blobs, skipped=skipped,
         usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1), shown=shown,
@@ -217,8 +216,8 @@ async def test_a_full_disk_ends_the_call(tmp_path: Path, monkeypatch: pytest.Mon
     assert recorder.events == []
 
 
-async def test_a_flood_of_refusals_is_counted_not_recorded(tmp_path: Path) -> None:
-    """A guest may open tens of thousands of streams: the log gets MAX_REFUSED records and one sum."""
+async def test_refusals_are_counted_and_recorded_as_ascii(tmp_path: Path) -> None:
+    """A guest may open tens of thousands of streams: the log gets MAX_REFUSED records and a sum, harmless to print."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder, output_files=2) as (collector, _):
         for n in range(1000):
@@ -229,10 +228,6 @@ async def test_a_flood_of_refusals_is_counted_not_recorded(tmp_path: Path) -> No
     assert recorder.refused()[-1] == ("…", f"and {998 - MAX_REFUSED} more")
     assert sum(each.count or 1 for each in recorder.events if isinstance(each, ArtifactRefused)) == 998
     assert len(delivered.skipped) == MAX_REFUSED + 1
-
-
-async def test_what_the_guest_skipped_is_recorded_as_ascii(tmp_path: Path) -> None:
-    """Names and reasons of a hostile guest are bounded by the link; here they become harmless to print."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, _):
         skipped = (SkippedFile(name="\x1b[2J\udcff", reason="not a regular file"),)
@@ -277,6 +272,14 @@ async def test_what_clients_would_not_take_is_shown_smaller_and_kept(tmp_path: P
         f"a.png: shown at 640 × 480; the original, 6400 × 4800, is {links['a.png'].uri}",
         f"b.png: not shown, it is broken; it is {links['b.png'].uri}",
     ]
+    blob = Blob(
+        media_type="image/png",
+        data=PNG + bytes(MAX_BYTES),
+        shown=Shown(name="", media_type="image/png", data=PNG, size=(640, 480), of=(640, 480)),
+    )
+    async with collecting(tmp_path, Recorder(), output_bytes=10_000_000) as (collector, _):
+        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=True)
+    assert delivered.notes == (f"figure-1.png: shown in fewer bytes; the original is {delivered.figures[0].uri}",)
 
 
 async def test_a_figure_too_large_to_be_kept_says_what_to_do(tmp_path: Path) -> None:
@@ -292,32 +295,8 @@ async def test_a_figure_too_large_to_be_kept_says_what_to_do(tmp_path: Path) -> 
     )
 
 
-async def test_a_copy_of_the_same_size_is_not_called_smaller(tmp_path: Path) -> None:
-    """Of many figures some are shown in fewer colours."""
-    blob = Blob(
-        media_type="image/png",
-        data=PNG + bytes(MAX_BYTES),
-        shown=Shown(name="", media_type="image/png", data=PNG, size=(640, 480), of=(640, 480)),
-    )
-    async with collecting(tmp_path, Recorder(), output_bytes=10_000_000) as (collector, _):
-        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=True)
-    assert delivered.notes == (f"figure-1.png: shown in fewer bytes; the original is {delivered.figures[0].uri}",)
-
-
-async def test_a_small_file_of_too_many_pixels_is_not_shown(tmp_path: Path) -> None:
-    """It would end a conversation at the client; the control has fewer."""
-    wide = PNG.replace((640).to_bytes(4, "big"), (MAX_EDGE + 1).to_bytes(4, "big"))
-    async with collecting(tmp_path, Recorder()) as (collector, _):
-        await put(collector, "a.png", wide)
-        await put(collector, "b.png", PNG)
-        delivered = await collector.deliver(
-            outcome(blobs=(Blob(media_type="image/png", data=wide),)), keep_pictures=True
-        )
-    assert [image.data for image in delivered.shown] == [PNG]
-
-
 async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
-    """Of the first MAX_PICTURES those of at most MAX_BYTES, by what came and not what was announced; only real ones."""
+    """The first MAX_PICTURES of at most MAX_BYTES and MAX_EDGE, by what came; what only was read is not kept."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder, output_files=20, output_bytes=10_000_000) as (collector, _):
         await put(collector, "big.png", PNG, bytes(MAX_BYTES), size=1)
@@ -326,6 +305,18 @@ async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
             await put(collector, f"{n}.png", PNG, bytes([n]))
         delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert [image.data for image in delivered.shown] == [PNG + bytes([n]) for n in range(MAX_PICTURES - 1)]
+    wide = PNG.replace((640).to_bytes(4, "big"), (MAX_EDGE + 1).to_bytes(4, "big"))
+    async with collecting(tmp_path, Recorder()) as (collector, _):
+        await put(collector, "a.png", wide)
+        await put(collector, "b.png", PNG)
+        blob = Blob(media_type="image/png", data=wide)
+        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=True)
+    assert [image.data for image in delivered.shown] == [PNG]
+    async with collecting(tmp_path, Recorder()) as (collector, _):
+        blob = Blob(media_type="image/png", data=PNG)
+        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=False)
+    assert delivered.artifacts == delivered.figures == ()
+    assert [image.data for image in delivered.shown] == [PNG]
 
 
 async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None:
@@ -336,16 +327,6 @@ async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None
         delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert (delivered.artifacts, delivered.shown, recorder.readable) == ((), (), [])
     assert [name for name, _ in recorder.refused()] == ["'a.txt'", "'b.txt'"]
-
-
-async def test_a_picture_that_was_read_is_shown_and_not_kept(tmp_path: Path) -> None:
-    """A tool whose profile has no output returns a picture of the workspace, which is not an artifact of its own."""
-    async with collecting(tmp_path, Recorder()) as (collector, _):
-        delivered = await collector.deliver(
-            outcome(blobs=(Blob(media_type="image/png", data=PNG),)), keep_pictures=False
-        )
-    assert delivered.artifacts == delivered.figures == ()
-    assert [image.data for image in delivered.shown] == [PNG]
 
 
 async def test_what_was_published_can_be_taken_back(tmp_path: Path) -> None:

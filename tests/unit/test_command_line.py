@@ -1,4 +1,4 @@
-"""Options as people mistype them: refused in one sentence that names the option, before anything is started."""
+"""The command line: options as people mistype them, what it says of itself, and programs given as they are."""
 
 import json
 import os
@@ -6,10 +6,15 @@ import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import structlog
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
+from tests.fixtures.consoles import walk_commands
 
+from glovebox_server.cli import COMPLETE, entry
+from glovebox_server.cli import call as command
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.failures import own_command, with_own_command
@@ -20,9 +25,8 @@ def run(directory: Path, *arguments: str) -> Result:
     """``glovebox …`` with a state of its own and an empty workspace."""
     workspace = directory / "workspace"
     workspace.mkdir(exist_ok=True)
-    return CliRunner().invoke(
-        main, [*arguments, "--workspace", str(workspace), "--state-dir", str(directory / "state")]
-    )
+    places = ["--workspace", str(workspace), "--state-dir", str(directory / "state")]
+    return CliRunner().invoke(main, [*arguments, *places])
 
 
 def words(done: Result) -> str:
@@ -119,3 +123,169 @@ def test_a_command_is_named_by_its_path_unless_every_path_finds_it(
     monkeypatch.setenv("PATH", path.format(own=own, other=other, linked=linked))
     shown = SAID.replace("glovebox setup", f"'{own}/glovebox' setup") if named else SAID
     assert with_own_command(SAID) == shown
+
+
+WITHOUT_JSON = {
+    ("serve",): "it runs until it is ended, and prints nothing",
+    ("completion",): "what it prints is a script for a shell",
+    ("audit", "prove"): "what it prints is JSON",
+}
+"""The commands that have no ``--json``, and why."""
+
+
+GROUPS: list[tuple[tuple[str, ...], click.Group]] = [
+    ((), main),
+    *((words, found) for words, found in walk_commands(main) if isinstance(found, click.Group)),
+]
+COMMANDS = [(words, command) for words, command in walk_commands(main) if not isinstance(command, click.Group)]
+
+
+def test_options_are_written_alike_everywhere() -> None:
+    """``--json``, but for those named above; a file is ``-o``; what may be left out stands in brackets."""
+    options = {words: {option for each in command.params for option in each.opts} for words, command in COMMANDS}
+    assert {words for words, given in options.items() if "--json" not in given} == {*WITHOUT_JSON}
+    for pair in ({"-o", "--output"}, {"-n", "--limit"}):
+        assert [words for words, given in options.items() if given & pair and not given >= pair] == []
+    optional = [
+        (*words, argument.make_metavar(click.Context(command)))
+        for words, command in COMMANDS
+        for argument in command.params
+        if isinstance(argument, click.Argument) and not argument.required
+    ]
+    assert [words for words in optional if not words[-1].startswith("[")] == []
+
+
+@pytest.mark.parametrize(("words", "group"), GROUPS, ids=[" ".join(words) for words, _ in GROUPS])
+def test_a_list_of_commands_says_each_in_whole(words: tuple[str, ...], group: click.Group) -> None:
+    """In 80 columns, and as the command does itself; that click cuts what does not fit is the control."""
+    shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).stdout
+    assert "Commands:" in shown
+    assert "..." not in shown.split("Commands:")[1]
+    for name, (_, told) in getattr(group, "_lazy", {}).items():
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.get_short_help_str(200).startswith(told.removesuffix("."))
+    long = click.Command("x", help="word " * 40)
+    assert long.get_short_help_str(60).endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "offered"),
+    [
+        (["call"], "run", ["run_python"]),
+        (["profiles", "show"], "fetch", ["fetch_url"]),
+        (["setup", "--environment"], "v", ["viz"]),
+        (["environment", "remove"], "mi", ["mine"]),
+        (["setup", "--environment"], "x", []),
+    ],
+)
+def test_a_tab_key_offers_names(
+    words: list[str], begun: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "mine.toml").write_text("")
+    monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", str(tmp_path / "profiles"))
+    found = ShellComplete(main, {}, "glovebox", COMPLETE).get_completions(words, begun)
+    assert [each.value for each in found] == offered
+
+
+def test_a_tab_key_meets_no_traceback_where_settings_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", "")
+    found = ShellComplete(main, {}, "glovebox", COMPLETE).get_completions(["setup", "--environment"], "v")
+    assert [each.value for each in found] == ["viz"]
+
+
+def test_what_may_be_chosen_is_listed_by_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Click indents the list by tabs; what could take over a terminal stays escaped (the control)."""
+    monkeypatch.setattr("sys.argv", ["glovebox", "completion"])
+    assert entry._command_line() == USAGE
+    assert "\n\tbash,\n\tzsh,\n\tfish" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["glovebox", "completion", "\x1b[2J"])
+    assert entry._command_line() == USAGE
+    assert "\\x1b[2J" in capsys.readouterr().err
+
+
+PROGRAM = "print('höhe')\n# \"quoted\" \\n\n"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    made: list[tuple[str, str | None]] = []
+
+    async def make_call(_settings: object, _tool: str, arguments: str, program: str | None, **_: object) -> int:
+        made.append((arguments, program))
+        return 0
+
+    monkeypatch.setattr(command, "_make_call", make_call)
+    return made
+
+
+def give(*words: str | Path, read: str | bytes = "") -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["call", "run_python", *map(str, words)], input=read)
+    return done.exit_code, " ".join(done.stderr.split())
+
+
+def test_a_program_comes_from_a_word_a_file_or_its_input(calls: list[tuple[str, str | None]], tmp_path: Path) -> None:
+    """Byte for byte; beside other arguments, and without any (the control)."""
+    (tmp_path / "prog.py").write_text(PROGRAM)
+    assert give("--code", PROGRAM) == (0, "")
+    assert give("--code", "-", read=PROGRAM) == (0, "")
+    assert give("--file", "-", read=PROGRAM) == (0, "")
+    assert give("--file", tmp_path / "prog.py", "--args", '{"timeout_seconds": 5}') == (0, "")
+    assert give() == (0, "")
+    assert calls == [*[("{}", PROGRAM)] * 3, ('{"timeout_seconds": 5}', PROGRAM), ("{}", None)]
+
+
+def test_the_mark_of_an_editor_is_no_part_of_a_program(calls: list[tuple[str, str | None]], tmp_path: Path) -> None:
+    """As Python itself has it; the control is the same mark within the program."""
+    (tmp_path / "prog.py").write_bytes(b"\xef\xbb\xbfprint(1)\xef\xbb\xbf")
+    assert give("--file", tmp_path / "prog.py") == (0, "")
+    assert calls == [("{}", "print(1)\ufeff")]
+
+
+@pytest.mark.parametrize(
+    ("words", "read", "said"),
+    [
+        (("--code", "1", "--file", "FILE"), b"", "--code and --file both name the program"),
+        (("--code", "-", "--args", "-"), b"", "cannot both read standard input"),
+        (("--file", "-", "--args", "-"), b"", "cannot both read standard input"),
+        (("--file", "-"), b"\xff", "--file: it is not UTF-8 at byte 0"),
+        (("--code", "-"), b"\xff", "--code: it is not UTF-8 at byte 0"),
+        (("--code", "-"), b"1" * (1 << 20) + b"1", "--code: it has more than 1048576 bytes"),
+        (("--code", "\udcff"), b"", "--code: it is not UTF-8"),
+        (("--file", "BAD"), b"", "--file: it is not UTF-8 at byte 1"),
+        (("--file", "/proc/none"), b"", "'--file': '/proc/none': No such file"),
+        (("--file", "/proc/self/mem"), b"", "--file: it cannot be read: Input/output error."),
+    ],
+)
+def test_what_is_no_program_is_refused(
+    calls: list[tuple[str, str | None]], tmp_path: Path, words: tuple[str, ...], read: bytes, said: str
+) -> None:
+    (tmp_path / "FILE").write_text("1")
+    (tmp_path / "BAD").write_bytes(b"1\xff")
+    placed = [str(tmp_path / word) if word in {"FILE", "BAD"} else word for word in words]
+    code, err = give(*placed, read=read)
+    assert code == 2
+    assert said in err
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("call", "run_python", "--code", "1", "--args", '{"code": "2"}'),
+            "--args has one, and so does --code or --file",
+        ),
+        (("call", "search_workspace", "--code", "1"), "it takes no program, so neither --code nor --file"),
+        (("call", "no_such_tool", "--code", "1"), "no_such_tool"),
+    ],
+)
+def test_a_program_that_has_no_place_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    (tmp_path / "served").mkdir()
+    places = [f"--{name}-dir={tmp_path / name}" for name in ("state", "data")]
+    done = CliRunner().invoke(main, [*words, *places, f"--workspace={tmp_path / 'served'}"])
+    assert (done.exit_code, said in " ".join(done.stderr.split())) == (2, True), done.stderr
+    assert b"call.decided" not in (tmp_path / "state" / "audit" / "audit.jsonl").read_bytes()

@@ -31,8 +31,6 @@ Program = Callable[[str], str]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """Makes a program of these lines of shell; returns its source."""
-
     def make(lines: str) -> str:
         path = tmp_path / "helper"
         path.write_text(f"#!/bin/sh\n{lines}\n")
@@ -77,34 +75,7 @@ async def test_a_program_prints_a_value_and_its_expiry(program: Program) -> None
         assert KEY not in repr(value)
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        ("exit 3", "ended with status 3"),
-        (f"echo {KEY}", "did not print such JSON"),
-        ("echo '[]'", "did not print such JSON"),
-        ("echo '{\"value\": 7}'", "did not print such JSON"),
-        ('echo \'{"value": "short"}\'', "does not hold a credential"),
-        (f'echo \'{{"value": "{KEY}\\\\r\\\\nX: 1"}}\'', "does not hold a credential"),
-        (f'echo \'{{"value": "{KEY}", "expires": "2001-01-01T00:00:00Z"}}\'', "has expired"),
-        (f'echo \'{{"value": "{KEY}", "expires": "soon"}}\'', "did not print such JSON"),
-        (f'echo \'{{"value": "{KEY}", "expires": 1e400}}\'', "did not print such JSON"),
-        (f'echo \'{{"access_token": "{KEY}"}}\'', "did not print such JSON"),
-        ("head -c 100000 /dev/zero | tr '\\0' x", "printed more than 65536 bytes"),
-    ],
-)
-async def test_what_a_program_does_wrong_is_said_without_what_it_printed(
-    program: Program, lines: str, reason: str
-) -> None:
-    source = program(lines)
-    with pytest.raises(DiagnosedError, match=reason) as failed:
-        await read(source)
-    said = f"{failed.value.reason} {failed.value.fix}"
-    assert KEY not in said
-    assert "/helper" not in said
-
-
-async def test_a_program_that_hangs_is_ended_with_what_it_started(
+async def test_a_program_that_hangs_ends_with_its_own(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sources, "SECONDS", 0.3)
@@ -117,7 +88,7 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(
         await anyio.sleep(0.01)
 
 
-async def test_nobody_waits_for_a_program_that_cannot_be_ended(
+async def test_nobody_waits_for_what_cannot_be_ended(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One that sudo started as another user: it is said to be too slow, at its time. The control ended in time."""
@@ -142,11 +113,6 @@ async def test_nobody_waits_for_a_program_that_cannot_be_ended(
     with monkeypatch.context() as patched:
         patched.setattr(os, "killpg", refused)
         assert (await read(program(f"echo '{json.dumps({'value': KEY})}'"))).text == KEY
-
-
-async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DiagnosedError, match="cannot be started: No such file"):
-        await read(f"exec:{tmp_path}/none")
 
 
 async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatch: pytest.MonkeyPatch) -> None:

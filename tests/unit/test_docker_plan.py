@@ -40,18 +40,15 @@ def test_the_body_is_exactly_the_golden_one() -> None:
     assert [entry for entry in env if "=" in entry] == [f"{k}={v}" for k, v in sorted(guest_tree.ENVIRONMENT.items())]
 
 
-def test_the_same_spec_gives_the_same_digest_and_another_spec_another() -> None:
+def test_another_spec_has_another_digest_and_another_environment_another_image() -> None:
+    """By its digest; one that is not built is refused by name, and does not become another. The default is as ever."""
     assert make(SPEC, HOST, SECCOMP).digest == make(SPEC, HOST, SECCOMP).digest
     other = replace(SPEC, limits=replace(LIMITS, pids=65))
     assert make(other, HOST, SECCOMP).digest != make(SPEC, HOST, SECCOMP).digest
     assert make(SPEC, HOST, {**SECCOMP, "syscalls": [1]}).digest != make(SPEC, HOST, SECCOMP).digest
-
-
-def test_each_environment_is_an_image() -> None:
-    """By its digest; one that is not built is refused by name, and does not become another. The default is as ever."""
-    other = "sha256:" + "cd" * 32
-    host = replace(HOST, environments={"science": other})
-    assert body(replace(SPEC, environment="science"), host)["Image"] == other
+    image = "sha256:" + "cd" * 32
+    host = replace(HOST, environments={"science": image})
+    assert body(replace(SPEC, environment="science"), host)["Image"] == image
     assert body(SPEC, host)["Image"] == IMAGE
     with pytest.raises(
         UnsupportedSpecError, match=r"viz is not built here\. Run `glovebox setup --docker --environment viz`"
@@ -67,16 +64,12 @@ def test_variables_of_the_image_are_taken_away_or_replaced() -> None:
     assert [entry for entry in env if entry.startswith("PATH")] == ["PATH=/usr/bin:/bin"]
 
 
-def test_nothing_writable_that_was_not_asked_for() -> None:
-    """Without outputs and inputs there is only /tmp; with them, exactly they come on top."""
+def test_the_guest_must_find_what_the_body_asks_for_and_nothing_writable_besides() -> None:
+    """What is to be measured follows from the plan; a user namespace is expected only where the Engine makes one."""
     least = make(replace(SPEC, output=False, inputs=False), HOST, SECCOMP)
     most = make(SPEC, HOST, SECCOMP)
     assert set(least.action["HostConfig"]["Tmpfs"]) == {"/tmp"}  # noqa: S108 - inside the sandbox
     assert set(most.expected.writable) - set(least.expected.writable) == {"/output", "/input"}
-
-
-def test_the_guest_must_find_what_the_body_asks_for() -> None:
-    """What is to be measured follows from the plan; a user namespace is expected only where the Engine makes one."""
     expected = make(SPEC, HOST, SECCOMP).expected
     assert expected.mounts == ("/", "/etc/hostname", "/workspace")
     assert "user" not in expected.namespaces
@@ -86,16 +79,10 @@ def test_the_guest_must_find_what_the_body_asks_for() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("memory_bytes", 0),
-        ("memory_bytes", -1),
-        ("memory_bytes", 2**20),
-        ("pids", 0),
-        ("pids", -1),
-        ("cpu_seconds", 0),
-        ("scratch_bytes", 0),
-        ("output_bytes", 0),
+        ("memory_bytes", 0), ("memory_bytes", -1), ("memory_bytes", 2**20), ("pids", 0), ("pids", -1),
+        ("cpu_seconds", 0), ("scratch_bytes", 0), ("output_bytes", 0),
     ],
-)
+)  # fmt: skip
 def test_a_limit_that_means_no_limit_is_refused(field: str, value: int) -> None:
     """I13: 0 and -1 are "unlimited" to the Engine and to tmpfs; the refusal names the field."""
     with pytest.raises(UnsupportedSpecError) as refusal:
@@ -194,17 +181,14 @@ def test_a_body_that_opens_the_host_does_not_pass_the_last_look(name: str) -> No
     assert refusal.value.what.startswith("plan.")
 
 
-def test_the_body_itself_passes_the_last_look() -> None:
-    check_closed(body())
-
-
-def test_a_plan_changed_in_place_changes_neither_the_look_nor_the_next_plan() -> None:
-    """The lists of a plan are its own: not those that it is compared with."""
+def test_the_body_itself_passes_the_last_look_and_a_plan_changed_in_place_does_not() -> None:
+    """Control for the look; the lists of a plan are its own, not those that it is compared with."""
     action = make(SPEC, HOST, SECCOMP).action
     action["HostConfig"]["CapAdd"].append("SYS_ADMIN")
     with pytest.raises(UnsupportedSpecError, match="CapAdd"):
         check_closed(action)
     check_closed(make(SPEC, HOST, SECCOMP).action)
+    check_closed(body())
 
 
 def test_with_gvisors_runtime_containers_have_a_kernel_of_their_own() -> None:

@@ -24,14 +24,14 @@ from glovebox_server.settings import Settings
 
 COMMAND = "`docker rmi glovebox/python:0123456789abcdef && glovebox setup --docker && true`"
 URL = "<https://a.example/a/very/long/address/that/does/not/fit/beside/other/words/in/a/line.html>"
-GOOD = Capabilities(
-    driver="docker", level="container", version="20", limits={"pids": "cgroup v2", "memory_bytes": "cgroup v2"}
-)
+LIMITS = {"pids": "cgroup v2", "memory_bytes": "cgroup v2"}
+GOOD = Capabilities(driver="docker", level="container", version="20", limits=LIMITS)
 BAD = Capabilities(
     driver="bubblewrap", level="namespaces", version="0.8.0", limits={"pids": "rlimit"},
     missing=(Missing(what=f"it cannot make namespaces, see {URL} for more", fix=f"Say: {COMMAND}", fatal=True),),
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("host")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy.toml"
 
 
@@ -64,7 +64,6 @@ def terminal(width: int = 80) -> Terminal:
 
 
 async def diagnose(settings: Settings, console: Terminal, *, as_json: bool = False) -> int:
-    """Run the command, as far as it is asynchronous, on this terminal."""
     with printing_on(console, as_json=as_json):
         return await doctor._diagnose(settings)
 
@@ -74,7 +73,7 @@ def shown(console: Terminal) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-async def test_there_is_a_block_per_driver(settings: Settings, host: dict[str, Capabilities]) -> None:
+async def test_there_is_a_block_per_driver_and_in_a_pipe_nothing_is_broken(settings: Settings) -> None:
     """Everything is there, each mechanism once; the terminal breaks lines, so that commands can be copied."""
     console = terminal()
     assert await diagnose(settings, console) == OK
@@ -84,9 +83,6 @@ async def test_there_is_a_block_per_driver(settings: Settings, host: dict[str, C
     assert "  limits by cgroup v2" in lines
     assert sum(COMMAND in line for line in lines) == 1
     assert sum(URL in line for line in lines) == 1
-
-
-async def test_in_a_pipe_nothing_is_broken_at_all(settings: Settings, host: dict[str, Capabilities]) -> None:
     console = Terminal(file=io.StringIO(), width=80)
     await diagnose(settings, console)
     assert any(f"it cannot make namespaces, see {URL} for more" in line for line in shown(console))
@@ -105,7 +101,7 @@ async def test_a_runtime_that_was_never_built_is_said_although_another_driver_wo
     assert "was not run" not in "\n".join(shown(console))
 
 
-async def test_a_broken_profile_is_found(settings: Settings, host: dict[str, Capabilities]) -> None:
+async def test_a_broken_profile_is_found(settings: Settings) -> None:
     """Exit 2, with file, line and key: a server would not start. Without it all are listed (control)."""
     console = terminal(200)
     await diagnose(settings, console)
@@ -118,7 +114,7 @@ async def test_a_broken_profile_is_found(settings: Settings, host: dict[str, Cap
     assert "run_python.toml:2: riskk" in " ".join(" ".join(shown(console)).split())
 
 
-async def test_a_broken_policy_is_found(settings: Settings, host: dict[str, Capabilities]) -> None:
+async def test_a_broken_policy_is_found(settings: Settings) -> None:
     """Exit 2, as a server would not start; the control is the example, and that without one nothing is said of it."""
     console = terminal(200)
     assert await diagnose(settings, console) == OK
@@ -128,12 +124,11 @@ async def test_a_broken_policy_is_found(settings: Settings, host: dict[str, Capa
         console = terminal(200)
         assert await diagnose(settings, console) == code
         assert f"policy: {verdict}" in shown(console)
-    assert 'policy.toml:2: role: unknown key. The nearest valid key is "roles".' in " ".join(
-        " ".join(shown(console)).split()
-    )
+    said = " ".join(" ".join(shown(console)).split())
+    assert 'policy.toml:2: role: unknown key. The nearest valid key is "roles".' in said
 
 
-async def test_a_log_that_cannot_be_written_is_said(settings: Settings, host: dict[str, Capabilities]) -> None:
+async def test_a_log_that_cannot_be_written_is_said(settings: Settings) -> None:
     """Exit 4: no call would run; with a directory in its place it can be (the control), and nothing is left there."""
     settings = settings.model_copy(update={"state_dir": settings.profiles_dir.parent / "state"})
     settings.state_dir.mkdir()
@@ -152,9 +147,7 @@ async def test_a_log_that_cannot_be_written_is_said(settings: Settings, host: di
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-async def test_root_looks_at_a_log_as_its_owner(
-    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_root_looks_at_a_log_as_its_owner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user could lead root elsewhere; at its own log root looks itself (the control)."""
     settings = settings.model_copy(update={"state_dir": settings.profiles_dir.parent / "state"})
     settings.state_dir.mkdir(mode=0o700)
@@ -165,7 +158,7 @@ async def test_root_looks_at_a_log_as_its_owner(
 
 
 async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
-    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drivers are shown all the same."""
 
@@ -180,7 +173,7 @@ async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
     assert "docker: usable" in lines
 
 
-async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capabilities]) -> None:
+async def test_as_json_it_is_one_object(settings: Settings) -> None:
     console = terminal()
     assert await diagnose(settings, console, as_json=True) == OK
     body = json.loads("\n".join(shown(console)))
@@ -192,7 +185,7 @@ async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capa
 
 
 async def test_a_workspace_that_sandboxes_cannot_read_is_found(
-    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command; the control is the same workspace where sandboxes are its owner's."""
     assert settings.workspace is not None
@@ -206,7 +199,7 @@ async def test_a_workspace_that_sandboxes_cannot_read_is_found(
 
 
 async def test_a_workspace_that_holds_what_is_the_servers_is_found(
-    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Exit 2, since a server would not start; where nobody named it, that none is served, which is no failure."""
     console = Terminal(file=io.StringIO())

@@ -1,4 +1,10 @@
-"""What is typed on a bare machine is what the README says, whole commands with their exit codes."""
+"""What is typed on a bare machine is what the README says; and the demo's first look says once what a host lacks."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.tools.doorstep import REMEDY, ROOT, TRACEBACK, Command, commands, problem
@@ -54,9 +60,13 @@ def test_a_readme_that_cannot_be_typed_is_an_error(readme: str, reason: str) -> 
         list(commands(readme))
 
 
-def test_the_readme_begins_with_the_demo() -> None:
+def test_the_readme_begins_with_the_demo_and_bootstrap_prints_the_remedy() -> None:
     first = next(commands((ROOT / "README.md").read_text()))
     assert first.text.startswith("make demo")
+    printed = "✗ Something is missing\n  Run:  sudo apt-get install python3-venv bubblewrap\n  then\n"
+    found = REMEDY.search(printed)
+    assert found is not None
+    assert found[1] == "apt-get install python3-venv bubblewrap"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +85,50 @@ def test_a_command_is_judged_by_code_and_words(code: int, output: str, wrong: st
     assert bool(wrong) == bool(found)
 
 
-def test_the_remedy_is_what_bootstrap_prints() -> None:
-    printed = "✗ Something is missing\n  Run:  sudo apt-get install python3-venv bubblewrap\n  then\n"
-    found = REMEDY.search(printed)
-    assert found is not None
-    assert found[1] == "apt-get install python3-venv bubblewrap"
+LACKS = {"what": "bwrap is not installed", "fix": "Run `apt-get install bubblewrap`.", "fatal": True}
+UNBUILT = {"what": "the runtime is not built", "fix": "Run `glovebox setup`.", "fatal": True}
+HARMLESS = {"what": "no control groups", "fix": "Run the server as root.", "fatal": False}
+
+
+@pytest.fixture
+def demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def says(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def answer(*missing: dict[str, Any], docker: bool = False, profiles: str | None = None) -> None:
+        drivers = [
+            {"driver": "bubblewrap", "missing": missing, "usable": not missing},
+            {"driver": "docker", "missing": [], "usable": docker},
+        ]
+        body = json.dumps({"drivers": drivers, "profiles": {"error": profiles}}).encode()
+
+        async def run(*_: object, **__: object) -> Any:
+            return SimpleNamespace(stdout=body, stderr=b"", returncode=4)
+
+        monkeypatch.setattr(demo.anyio, "run_process", run)
+
+    return answer
+
+
+async def test_what_is_missing_is_said_once_with_its_fix(demo: ModuleType, says: Callable[..., None]) -> None:
+    """Before setup downloads anything. The control: setup builds the runtime, and docker would do."""
+    says(LACKS, UNBUILT)
+    with pytest.raises(demo.Surprise) as raised:
+        await demo.check()
+    assert str(raised.value).count("apt-get install bubblewrap") == 1
+    assert "glovebox setup" not in str(raised.value)
+    says(profiles="a.toml:1: x: unknown key")
+    with pytest.raises(demo.Surprise, match=r"a\.toml:1"):
+        await demo.check()
+    says(UNBUILT, HARMLESS)
+    await demo.check()
+    says(LACKS, docker=True)
+    await demo.check()
+    assert demo.NAME.name == "glovebox demo"

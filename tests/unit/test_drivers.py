@@ -64,7 +64,7 @@ async def test_where_no_driver_can_the_fix_stands_beside_what_it_puts_right(tmp_
 
 
 @each_driver
-def test_each_has_a_golden_plan(entry: DriverEntry) -> None:
+def test_each_has_a_golden_plan_and_is_on_the_page(entry: DriverEntry) -> None:
     module = imagined(entry)
     assert json.loads(module.GOLDEN.read_text())
     assert module.GOLDEN.name == f"{entry.name}_plan.json"
@@ -72,10 +72,6 @@ def test_each_has_a_golden_plan(entry: DriverEntry) -> None:
     assert (plan.driver, plan.level) == (entry.name, entry.level)
     assert plan.digest == again.digest
     assert plan.spec == SPEC
-
-
-@each_driver
-def test_each_is_on_the_page(entry: DriverEntry) -> None:
     page = (ROOT / "docs/operate/drivers.md").read_text()
     assert f"| `{entry.name}` | `{entry.level}` | {entry.purpose} |" in page
     assert f"\n## {entry.name}\n" in page

@@ -1,4 +1,4 @@
-"""What an earlier version wrote is still read: its audit log and its receipts verify, and the log goes on.
+"""What an earlier version wrote is still read, by a stranger who has ``glovebox_audit`` alone too.
 
 ``tests/fixtures/earlier_log`` was written before the packages had their names: a call that ran, one that was refused.
 ``tests/fixtures/logs`` has logs of the commits they are named by, each with a sealed segment, a receipt and a bundle.
@@ -7,6 +7,8 @@
 import base64
 import json
 import shutil
+import subprocess  # noqa: TID251 - a process without our packages
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,3 +79,52 @@ def test_a_receipt_of_a_later_version_is_refused_as_such(change: Callable[[Any],
     assert receipts.verify(signed(lambda _: None), segments.PUBLIC)
     with pytest.raises(EvidenceError, match=reason):
         receipts.verify(signed(change), segments.PUBLIC)
+
+
+PROVED = Path(__file__).parents[1] / "fixtures" / "logs" / "11a23de"
+ABSENT = (
+    "glovebox_server", "glovebox_profiles", "_glovebox_guest", "mcp", "mcp_types", "starlette", "uvicorn", "docker",
+    "requests", "pydantic_settings", "anyio", "click", "rich", "structlog", "platformdirs", "h11", "httpx2", "jwt",
+)  # fmt: skip
+PROGRAM = f"""
+import runpy, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-I", "-c", PROGRAM, module, *arguments]
+    return subprocess.run(argv, capture_output=True, check=False, text=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "changed"),
+    [("verify-bundle", "bundle.zip", b"run_python"), ("verify-receipt", "receipt.json", b"payloadType")],
+)
+def test_a_proof_is_verified_where_no_server_is(kind: str, file: str, changed: bytes, tmp_path: Path) -> None:
+    """It holds; with one byte changed it does not. The control: the server cannot be imported there."""
+    found = run("glovebox_audit", kind, str(PROVED / file), "--key", str(PROVED / "key.pub"))
+    assert (found.returncode, found.stdout.split()[:2]) == (0, ["PROVED", "with"]), found.stderr
+    (tmp_path / file).write_bytes((PROVED / file).read_bytes().replace(changed, changed.swapcase(), 1))
+    assert run("glovebox_audit", kind, str(tmp_path / file), "--key", str(PROVED / "key.pub")).returncode == 1
+    assert "ModuleNotFoundError: glovebox_server" in run("glovebox_server", "--help").stderr
+
+
+def test_a_receipt_is_found_in_a_copy_of_its_log() -> None:
+    """With the log; a log that is not there is an error, not a proof."""
+    asked = (
+        "glovebox_audit",
+        "verify-receipt",
+        str(PROVED / "receipt.json"),
+        "--key",
+        str(PROVED / "key.pub"),
+        "--audit",
+    )
+    found = run(*asked, str(PROVED / "audit"))
+    assert found.returncode == 0, found.stderr
+    assert run(*asked, str(PROVED)).returncode == 2

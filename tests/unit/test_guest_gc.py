@@ -42,6 +42,8 @@ def test_a_guest_a_server_uses_stays(tmp_path: Path) -> None:
         assert used.is_dir()
     assert guest_gc.remove(tmp_path, [tmp_path / "guest-new"]) == 1
     assert not used.exists()
+    with guest_gc.held([]):
+        assert guest_gc.remove(tmp_path / "none", [tmp_path]) == 0
 
 
 def test_runtimes_that_nothing_names_go_with_their_servers(tmp_path: Path) -> None:
@@ -53,11 +55,6 @@ def test_runtimes_that_nothing_names_go_with_their_servers(tmp_path: Path) -> No
         assert guest_gc.remove(tmp_path, [current]) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"runtime-now", "runtime-used", "guest-of-then"}
     assert guest_gc.remove(tmp_path, [current]) == 2
-
-
-def test_without_a_guest_there_is_nothing_to_hold(tmp_path: Path) -> None:
-    with guest_gc.held([]):
-        assert guest_gc.remove(tmp_path / "none", [tmp_path]) == 0
 
 
 def test_a_guest_is_not_removed_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

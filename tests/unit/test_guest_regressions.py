@@ -1,8 +1,11 @@
-"""The guest's jobs where a shorter form was wrong or slow. Steps are counted, never time. No sandbox."""
+"""The guest's jobs, first step and JSON where a shorter form was wrong or slow. Steps are counted, never time."""
 
 import gc
 import io
+import json
 import re
+import subprocess  # noqa: TID251 - the guest, as a program
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -10,12 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.repo.files import ROOT
 
 from _glovebox_guest.files import output
 from _glovebox_guest.jobs import fetch, search
+from _glovebox_guest.jsontext import dumps, loads
 from _glovebox_guest.loop import StreamHandler
 from _glovebox_guest.web import readable
 from _glovebox_guest.workspace import hidden, matching
+from glovebox_sandboxes.runtime import guest_tree
 
 PAYLOAD = {"method": "GET", "url": "https://a.example/", "max_chars": 100}
 
@@ -63,8 +69,6 @@ def test_only_an_end_makes_an_answer_whole(reset: dict[str, Any] | None, error: 
 
 
 class Counting:
-    """A pattern that counts its searches."""
-
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self._pattern, self.searches = pattern, 0
 
@@ -99,7 +103,7 @@ def test_lines_that_cannot_match_are_not_searched_one_by_one(context: int) -> No
         ("config", "{deep}", False),
     ],
 )
-def test_a_name_is_matched_with_few_of_its_folders(
+def test_a_name_is_matched_with_few_folders(
     name: str, above: str, *, secret: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However deep it lies, the verdict is the same, and the text that is matched is short."""
@@ -116,13 +120,8 @@ def test_a_name_is_matched_with_few_of_its_folders(
     assert max(map(len, matched)) < 60
 
 
-def test_no_listed_name_has_folders_that_are_left_out() -> None:
-    """Before ``/**/`` stands one folder: its name is looked up among those above."""
-    assert [name for name in hidden._ANYWHERE if "/" in name] == []
-
-
 def test_paths_without_wildcards_are_looked_up() -> None:
-    """Three thousand of them become no expression; the control is one with a wildcard."""
+    """Three thousand are no expression; the control has a wildcard. Git's exclude file is not asked of every entry."""
     group = matching._PatternGroup(says=True)
     for number in range(3_000):
         group.add(f"/folder/file{number}")
@@ -131,6 +130,9 @@ def test_paths_without_wildcards_are_looked_up() -> None:
     assert not group.matches("file7", "other/folder/file7")
     group.add("/folder/*.txt")
     assert len(group._wholes) == 1
+    assert [name for name in hidden._ANYWHERE if "/" in name] == []
+    assert not matching.Rules(b"# comment\n")
+    assert matching.Rules(b"*.pyc\n")
 
 
 def test_a_folder_in_place_of_a_file_leaves_no_descriptor(tmp_path: Path) -> None:
@@ -167,7 +169,71 @@ def test_a_name_that_a_tag_repeats_is_held_once() -> None:
         tracemalloc.stop()
 
 
-def test_rules_of_comments_alone_are_no_rules() -> None:
-    """Git's own exclude file: it is not asked of every entry."""
-    assert not matching.Rules(b"# comment\n")
-    assert matching.Rules(b"*.pyc\n")
+START = "import sys; sys.path.insert(0, sys.argv[1]); from _glovebox_guest.main import main; main()"
+
+
+def test_the_guest_refuses_to_run_anywhere_but_in_its_own_pid_namespace(tmp_path: Path) -> None:
+    """It ends a job by killing every process it can see: as anything but process 1 that would be the user's all."""
+    guest_tree.write(tmp_path)
+    config = json.dumps({"path": [], "hidden": [], "preload": [], "input": "", "output": "", "proxy": False})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", START, str(tmp_path), config],
+        stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert b"process 1 of a pid namespace" in done.stderr
+
+
+def test_the_guest_starts_without_the_packages_that_take_long() -> None:
+    """What it needs of them comes from their C modules; the control: one import brings what is looked for."""
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import {}; print(*sorted(sys.modules))"
+    slow = {"enum", "re", "json", "socket", "ctypes", "hashlib", "ast", "signal", "typing", "dataclasses", "contextlib"}
+
+    def loaded(what: str) -> set[str]:
+        command = [sys.executable, "-I", "-S", "-c", program.format(what), str(ROOT / "sandboxes")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert loaded("_glovebox_guest.main, _glovebox_guest.work, _glovebox_guest.zygote") & slow == set()
+    assert {"signal", "enum"} <= loaded("signal")
+    ran = "_glovebox_guest.program.cell as cell; cell.execute({!r}, {{}})"
+    assert "asyncio" not in loaded(ran.format("async def main(): pass\nmain\n1;"))
+    assert "asyncio" in loaded(ran.format("async def main(): pass\nawait main()"))
+
+
+PROGRAM = """
+import sys
+from _glovebox_guest.jsontext import loads
+assert loads('{"a":[1]}') == {"a": [1]}, "control: it reads JSON"
+for text in ('', '{', '{"a":1', '{"a" 1}', '{"a":1,}', '[1', '[1,]', '"a', '"\\\\x"', '"\\n"', 'nul', '1 2', 'NaN'):
+    try:
+        loads(text)
+    except ValueError:
+        continue
+    raise SystemExit(f"{text!r} was read")
+# Since Python 3.13 the C scanner itself imports the package, to raise its error.
+assert sys.version_info >= (3, 13) or "json" not in sys.modules, "the package came in, so this proves nothing"
+"""
+
+
+def test_what_is_not_json_is_a_value_error_without_the_package_too() -> None:
+    """Found by fuzzing: the C scanner alone ends in SystemError, which no reader of the wire expects."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e309", '{"a":[1.5,1e400]}', "9" * 400 + ".0"])
+def test_a_number_that_would_be_read_as_infinity_is_refused(text: str) -> None:
+    """Found by fuzzing: what was read could not be written again. The standard library reads it (control)."""
+    assert "inf" in repr(json.loads(text))
+    with pytest.raises(ValueError, match="is too large"):
+        loads(text)
+
+
+@pytest.mark.parametrize("text", ["1.7976931348623157e308", "-0.0", "1e-999", "[0.1,2.50,3e2]"])
+def test_numbers_that_a_double_holds_are_read_as_ever(text: str) -> None:
+    """The control: the same values, written again as the same."""
+    assert repr(loads(text)) == repr(json.loads(text))
+    assert repr(loads(dumps(loads(text)).decode())) == repr(loads(text))

@@ -16,9 +16,8 @@ from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden" / "gvisor_plan.json"
-RUNTIME = Runtime(
-    root=Path("/data/root"), guest=Path("/data/guest"), python="/usr/bin/python3", version="3.11.2", digest="sha256:0"
-)
+ROOT, GUEST = Path("/data/root"), Path("/data/guest")
+RUNTIME = Runtime(root=ROOT, guest=GUEST, python="/usr/bin/python3", version="3.11.2", digest="sha256:0")
 
 
 def driver(*, version: int | None = 1, missing: tuple[Missing, ...] = (), runtime: Runtime | None = RUNTIME) -> Gvisor:
@@ -77,16 +76,12 @@ def test_files_of_the_host_are_read_only_and_everything_else_has_a_size() -> Non
     assert "--dev-bind" not in argv
 
 
-def test_the_guest_gets_both_filters_and_no_landlock() -> None:
-    """The plan expects a kernel without Landlock, so the guest does not ask for it; signals are kept off otherwise."""
+def test_the_guest_gets_both_filters_and_no_landlock_and_measures_gvisors_kernel() -> None:
+    """Signals are kept off otherwise; no other gap is there than the two that this kernel is known for."""
     told = json.loads(config()["process"]["args"][-1])
     assert told["landlock"] is False
     assert plan().expected.landlock is False
     assert len(told["filter"]) > len(told["program_filter"]) > 0
-
-
-def test_the_kernel_has_to_be_gvisors() -> None:
-    """What the guest must measure: that kernel, and no other gap than the two it is known for."""
     expected = plan().expected
     assert (expected.system, expected.unmeasured) == ("gvisor", ("CapAmb", "namespace cgroup"))
 
@@ -98,10 +93,6 @@ def test_limits_hold_outside_for_all_and_inside_for_what_only_its_kernel_counts(
     assert plan().rlimits == ("pids",)
     assert plan(version=None).rlimits == ("memory_bytes", "pids")
     assert plan(version=None).action["cgroup"] == {}
-
-
-def test_the_plan_is_the_same_for_both_kinds_of_control_groups_but_for_their_settings() -> None:
-    """How bwrap comes into its group is the launcher's business."""
     assert plan(version=2).action["argv"] == plan(version=1).action["argv"]
     assert plan(version=2).action["cgroup"] != plan(version=1).action["cgroup"]
 

@@ -16,7 +16,7 @@ from glovebox_server.guards.secret_files.hiding import MAX_HELD, Hidden, Hiding
 TOOL: Any = SimpleNamespace(imports=True)
 
 
-async def test_what_a_thread_is_taking_in_while_a_guard_is_made_is_covered(
+async def test_what_is_taken_in_while_a_guard_is_made_is_covered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is heard of by no guard that is made later, and not yet said: so whoever guards waits for it."""
@@ -62,8 +62,6 @@ def test_mounts_elsewhere_are_no_reason_to_wait(tmp_path: Path, monkeypatch: pyt
 
 
 class Doubt:
-    """A guard that is sure, or not, as it is told."""
-
     def __init__(self) -> None:
         self.holds = False
 

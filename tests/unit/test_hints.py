@@ -43,9 +43,7 @@ def test_only_what_can_be_imported_here_is_named_instead(error: ImportError, wor
         ("http://127.0.0.1:1", "Packages cannot be installed here; use urllib.request."),
     ],
 )
-def test_what_asks_the_web_has_another_name_with_a_network(
-    proxy: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_asks_the_web_differs_with_a_network(proxy: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool reads pages for a program without one; the standard library goes through the proxy."""
     monkeypatch.setattr(hints, "_importable", lambda name: name == "urllib.request")
     monkeypatch.setenv("HTTPS_PROXY", proxy) if proxy else monkeypatch.delenv("HTTPS_PROXY", raising=False)
@@ -94,7 +92,7 @@ def test_an_installation_is_told_by_what_it_is_of(command: object, words: str) -
 
 
 @pytest.mark.parametrize(("name", "told"), [("a.txt", 1), ("new.txt", 1), ("closed.txt", 0), (7, 0)])
-def test_a_file_that_can_be_read_was_to_be_written(
+def test_a_readable_file_was_to_be_written(
     name: str | int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As gVisor denies that before it sees what is read-only; the controls are denied to readers, or are no name."""

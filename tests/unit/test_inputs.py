@@ -29,7 +29,6 @@ async def denial(store: ArtifactStore, *uris: str) -> Refusal:
 
 
 async def taken(found: Inputs) -> list[tuple[str, bytes]]:
-    """Name and content of each input, read as the guest would take it."""
     return [(name, b"".join([piece async for piece in pieces])) for name, pieces in found.contents()]
 
 

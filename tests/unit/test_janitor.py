@@ -19,7 +19,6 @@ BOOT, SPACE, PID, STARTED, NONCE = new_mark().split(":")
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that would live for a minute."""
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
     yield process
     process.kill()
@@ -64,14 +63,10 @@ def test_what_is_not_certainly_dead_is_left_alone(tmp_path: Path, name: str) -> 
 
 
 def test_a_groups_processes_are_killed_and_no_others(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
-    """0 (a process outside our namespace; to kill(2): our process group) and ourselves are never meant."""
+    """0 (outside our namespace; to kill(2): our group) and ourselves are never meant; what is gone is no error."""
     (tmp_path / "cgroup.procs").write_text(f"0\n{os.getpid()}\n{child.pid}\n")
     kill_all(str(tmp_path))
     assert child.wait(10) == -9
-
-
-def test_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    """It may be removed by whoever is faster, and its processes may be gone."""
     kill_all(str(tmp_path / "gone"))
     (tmp_path / "cgroup.procs").write_text(f"{2**22 - 1}\n")
     kill_all(str(tmp_path))
@@ -117,22 +112,12 @@ async def test_what_a_dead_server_left_running_is_ended(child: subprocess.Popen[
     assert not any(parent.exists() for parent in mine.parents)
 
 
-BOOT, SPACE, PID, STARTED, NONCE = new_mark().split(":")
-
-
-def test_a_living_server_keeps_its_containers() -> None:
-    """Control: the mark of the process that asks is no orphan's."""
+def test_a_living_server_keeps_its_containers_and_one_that_is_gone_leaves_orphans() -> None:
+    """Its number, its start or its nonce differs: one that closes must not remove the other's containers."""
     assert not is_orphan(new_mark())
-
-
-def test_a_process_that_is_gone_leaves_orphans() -> None:
-    """Numbers above the kernel's largest belong to nobody."""
     assert is_orphan(f"{BOOT}:{SPACE}:{2**22 + 1}:{STARTED}:{NONCE}")
-
-
-def test_a_reused_number_is_not_the_same_server() -> None:
-    """Our own number with another start: the server is gone although its number is in use."""
     assert is_orphan(f"{BOOT}:{SPACE}:{PID}:{int(STARTED) + 1}:{NONCE}")
+    assert new_mark() != new_mark()
 
 
 @pytest.mark.parametrize("world", [f"another-kernel:{SPACE}", f"{BOOT}:1"])
@@ -158,8 +143,3 @@ def test_another_boot_is_told_from_this_one_and_from_what_is_no_mark() -> None:
 )  # fmt: skip
 def test_a_mark_that_is_none_is_left_alone(mark: str) -> None:
     assert not is_orphan(mark)
-
-
-def test_two_drivers_of_one_process_have_different_marks() -> None:
-    """One that closes must not remove the other's containers."""
-    assert new_mark() != new_mark()

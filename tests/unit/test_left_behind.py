@@ -22,9 +22,7 @@ def namespace() -> Iterator[int]:
             running.kill()
 
 
-async def test_a_namespace_that_began_later_is_none_of_a_sandbox(
-    namespace: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_namespace_that_began_later_is_no_sandboxs(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where another server's sandbox got the number; the control is one that was there already."""
     monkeypatch.setattr(trial, "_GONE_SECONDS", 0.1)
     numbers = {"pid": namespace}

@@ -66,9 +66,8 @@ class Scene:
         return own, public
 
     def start(self, **given: Any) -> None:
-        settings = Settings(
-            profiles_dir=self.profiles, state_dir=self.place / "state", data_dir=self.place / "data", **given
-        )
+        state, data = self.place / "state", self.place / "data"
+        settings = Settings(profiles_dir=self.profiles, state_dir=state, data_dir=data, **given)
 
         async def once() -> None:
             async with opened(settings, "cli", prewarm=False) as app:
@@ -255,10 +254,7 @@ def test_nothing_is_promoted_by_a_policy_that_was_not_locked(scene: Scene, monke
 
 
 def test_a_key_that_others_could_read_signs_nothing(scene: Scene) -> None:
-    """Nor one that is not there, a link or a folder; what is there is not to be removed or written over.
-
-    The control is the key for its owner alone.
-    """
+    """Nor one that is missing, a link or a folder; the control is the key for its owner alone."""
     own, _ = scene.key("operator")
     scene.locked()
     own.chmod(0o644)
