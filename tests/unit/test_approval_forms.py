@@ -30,14 +30,9 @@ def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
 
 
-async def _state(desk: Desk, question: Question) -> str | None:
-    standing = await desk.approvals.standing(question.id)
-    return standing.state if standing else None
-
-
 async def _until(desk: Desk, question: Question, state: str) -> None:
     with anyio.fail_after(5):
-        while await _state(desk, question) != state:  # noqa: ASYNC110 - the store tells nobody
+        while await desk.state_of(question) != state:  # noqa: ASYNC110 - the store tells nobody
             await anyio.sleep(0.01)
 
 
@@ -96,7 +91,7 @@ async def test_a_form_is_open_no_longer_than_its_question(
             await anyio.wait_all_tasks_blocked()
             assert not person.closed.is_set()
             tasks.cancel_scope.cancel()
-        assert await _state(desk, question) == "withdrawn"
+        assert await desk.state_of(question) == "withdrawn"
     else:
         assert await desk.approvals.settle(question, person) == "pending"
         assert not person.closed.is_set()
@@ -127,7 +122,7 @@ async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, desk:
     with anyio.fail_after(5):
         await person.closed.wait()
         await anyio.wait_all_tasks_blocked()
-    assert await _state(desk, question) == "pending"
+    assert await desk.state_of(question) == "pending"
     assert await desk.approvals.settle(await desk.asked(again(made)), Person(says=True)) == "allowed"
 
 

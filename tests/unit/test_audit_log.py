@@ -301,7 +301,7 @@ def swap_last(directory: Path, records: list[Record]) -> None:
         (append_much, "after its last record are none of ours"),
     ],
 )
-def test_a_log_that_lost_any_ends(directory: Path, attack: Callable[[Path, list[Record]], None], reason: str) -> None:
+def test_a_spoilt_log_is_refused(directory: Path, attack: Callable[[Path, list[Record]], None], reason: str) -> None:
     """Appending would bury the evidence; the same log untouched is continued (control)."""
     records = fill(directory, 4)
     whole = (directory / HEAD_NAME).read_bytes()

@@ -1,6 +1,8 @@
-"""The conformance suite itself: its cases are well formed, and it notices what it must."""
+"""The conformance suite itself: its cases are well formed, and it notices what it must, and what is left."""
 
 import re
+import subprocess  # noqa: TID251 - a process in a namespace of its own is what is looked at
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -127,3 +129,24 @@ async def test_what_is_planted_is_taken_away_again() -> None:
 
 def _bubblewrap() -> AbstractAsyncContextManager[Bubblewrap]:
     return bubblewrap.connect(Settings().data_dir, "conformance-cases")
+
+
+@pytest.fixture
+def namespace() -> Iterator[int]:
+    script = "readlink /proc/self/ns/pid; exec sleep 600"
+    options = ["--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/"]
+    with subprocess.Popen(["bwrap", *options, "sh", "-c", script], stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            yield int(running.stdout.readline().strip().removeprefix("pid:[").removesuffix("]"))
+        finally:
+            running.kill()
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_namespace_that_began_later_is_no_sandboxs(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another server's sandbox got the number; the control is one that was there already."""
+    monkeypatch.setattr(trial, "_GONE_SECONDS", 0.1)
+    numbers = {"pid": namespace}
+    assert len(await trial.left(numbers, "", trial.now())) == 1
+    assert await trial.left(numbers, "", trial.now() - 3600) == ()

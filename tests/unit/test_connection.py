@@ -1,4 +1,4 @@
-"""The broker's end of the wire against guests that follow the rules, and against guests that do not."""
+"""The broker's end of the wire against guests that follow the rules or do not; and what is kept of a stream."""
 
 import json
 import struct
@@ -14,6 +14,7 @@ from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, StreamSink, whole
+from glovebox_sandboxes.session.run import HeadAndTail
 
 SECONDS = 20
 """Far above what any of these tests takes; it ends one that hangs."""
@@ -464,3 +465,20 @@ async def test_what_is_no_measurement_is_refused(body: dict[str, Any]) -> None:
     async with linked(script) as link:
         with pytest.raises(SandboxError, match="measurement of its isolation"):
             await link.ready()
+
+
+def captured(limit: int, *chunks: bytes) -> tuple[str, int, int]:
+    kept = HeadAndTail(limit)
+    for chunk in chunks:
+        kept.feed(chunk)
+    result = kept.captured()
+    return result.text, result.total_bytes, result.dropped_bytes
+
+
+def test_what_fits_is_kept_whole_and_one_byte_too_many_is_a_gap_of_one() -> None:
+    assert captured(4, b"abcde") == ("ab\n[… 1 bytes left out …]\nde", 5, 1)
+    assert captured(10) == ("", 0, 0)
+    assert captured(10, b"0123456789") == ("0123456789", 10, 0)
+    assert captured(4, b"a\xc3", b"\xa9b") == ("aéb", 4, 0)
+    assert captured(10, b"\xff\x00a") == ("\ufffd\x00a", 3, 0)
+    assert captured(4, b"\xc3\xa9\xc3\xa9\xc3") == ("é\n[… 1 bytes left out …]\n\ufffd\ufffd", 5, 1)

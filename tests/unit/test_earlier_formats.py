@@ -81,7 +81,7 @@ def test_a_receipt_of_a_later_version_is_refused_as_such(change: Callable[[Any],
         receipts.verify(signed(change), segments.PUBLIC)
 
 
-PROVED = Path(__file__).parents[1] / "fixtures" / "logs" / "11a23de"
+LAST = Path(__file__).parents[1] / "fixtures" / "logs" / "11a23de"
 ABSENT = (
     "glovebox_server", "glovebox_profiles", "_glovebox_guest", "mcp", "mcp_types", "starlette", "uvicorn", "docker",
     "requests", "pydantic_settings", "anyio", "click", "rich", "structlog", "platformdirs", "h11", "httpx2", "jwt",
@@ -108,23 +108,16 @@ def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 )
 def test_a_proof_is_verified_where_no_server_is(kind: str, file: str, changed: bytes, tmp_path: Path) -> None:
     """It holds; with one byte changed it does not. The control: the server cannot be imported there."""
-    found = run("glovebox_audit", kind, str(PROVED / file), "--key", str(PROVED / "key.pub"))
+    found = run("glovebox_audit", kind, str(LAST / file), "--key", str(LAST / "key.pub"))
     assert (found.returncode, found.stdout.split()[:2]) == (0, ["PROVED", "with"]), found.stderr
-    (tmp_path / file).write_bytes((PROVED / file).read_bytes().replace(changed, changed.swapcase(), 1))
-    assert run("glovebox_audit", kind, str(tmp_path / file), "--key", str(PROVED / "key.pub")).returncode == 1
+    (tmp_path / file).write_bytes((LAST / file).read_bytes().replace(changed, changed.swapcase(), 1))
+    assert run("glovebox_audit", kind, str(tmp_path / file), "--key", str(LAST / "key.pub")).returncode == 1
     assert "ModuleNotFoundError: glovebox_server" in run("glovebox_server", "--help").stderr
 
 
 def test_a_receipt_is_found_in_a_copy_of_its_log() -> None:
     """With the log; a log that is not there is an error, not a proof."""
-    asked = (
-        "glovebox_audit",
-        "verify-receipt",
-        str(PROVED / "receipt.json"),
-        "--key",
-        str(PROVED / "key.pub"),
-        "--audit",
-    )
-    found = run(*asked, str(PROVED / "audit"))
+    asked = ("glovebox_audit", "verify-receipt", str(LAST / "receipt.json"), "--key", str(LAST / "key.pub"), "--audit")
+    found = run(*asked, str(LAST / "audit"))
     assert found.returncode == 0, found.stderr
-    assert run(*asked, str(PROVED)).returncode == 2
+    assert run(*asked, str(LAST)).returncode == 2
