@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.fixtures.audit_logs import log_lines
@@ -16,6 +17,7 @@ from glovebox_audit.place import AuditError
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import WatchAction
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import ActivePolicy
@@ -212,6 +214,24 @@ async def test_what_cannot_be_recorded_is_not_in_force(scene: Scene) -> None:
     await scene.look(1)
     assert "run_python" in scene.tools
     assert scene.in_force.problem is None
+
+
+async def test_whatever_fails_in_reading_it_is_told_also_where_that_cannot_be_recorded(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only what nobody foresaw is logged with its traceback; the one before stays."""
+    for problem in (MisnamedError("serve /", "it is not a workspace", "Name another."), RuntimeError("odd")):
+        read, scene.in_force._read = scene.in_force._read, Mock(side_effect=problem)
+        scene.fails = True
+        scene.rename(f"# {problem}\n{TEXT}")
+        await scene.look()
+        assert (scene.in_force.problem, scene.tools) == (str(problem), ["list_workspace_files"])
+        assert "That is not recorded: record: the disk is full." in caplog.messages[-1]
+        scene.in_force._read, scene.fails = read, False
+    assert [bool(each.exc_info) for each in caplog.records] == [False, False, True, False, False]
+    scene.rename(TEXT.replace("[scopes]", '[roles.two]\ntools = []\n[scopes]\n"all" = "two"'))
+    await scene.look()
+    assert '[scopes] has "all" before "read"' in caplog.messages[-1]
 
 
 async def test_budgets_change_where_there_were_some(tmp_path: Path, scene: Scene) -> None:

@@ -2,25 +2,29 @@
 
 import hashlib
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.fixtures.guest_streams import GuestStream
 
 from glovebox_audit.chain import draft
-from glovebox_audit.events import CallEvent
-from glovebox_profiles.egress.rules import EgressRule
+from glovebox_audit.events import CallEvent, EgressAnswered, EgressDecided
+from glovebox_profiles.egress.rules import EgressDecision, EgressRule
+from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_profiles.model import Network, Profile
+from glovebox_profiles.model import Credential, Network, Profile
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.core.call import decide
+from glovebox_server.egress.events import EgressAnswer, EgressAttempt
+from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.request import request
-from glovebox_server.egress.serve import connect
+from glovebox_server.egress.serve import connect, serve_stream
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.journal import journal
-from glovebox_server.guards.network.guard import make_gate, make_injector
+from glovebox_server.guards.network.guard import make_gate, make_injector, open_network
 from glovebox_server.tools import TOOLS
 
 SECRET = "s3cret-k3y"  # noqa: S105 - nobody's
@@ -90,19 +94,32 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[CallEvent] = []
+        self.flushes = 0
+
+    def hold(self, event: CallEvent) -> None:
+        """Keep one."""
+        self.events.append(event)
+
+    async def flush(self) -> None:
+        """Count it."""
+        self.flushes += 1
 
     async def record(self, event: CallEvent) -> None:
         """Keep one."""
         self.events.append(event)
 
 
+def under_way(profile: Profile, recorder: Any) -> Any:
+    """A call that runs."""
+    now = SimpleNamespace(rights=SimpleNamespace(credentials=()), on_connect=[], max_connections=[9], on_ran=[])
+    now.profile, now.records = profile, recorder
+    return SimpleNamespace(now=now, request=call_of(""))
+
+
 async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     """The record of one attempt of a program's, which is refused."""
     recorder: Any = Recorder()
-    now = SimpleNamespace(rights=SimpleNamespace(credentials=()), on_connect=[], max_connections=[])
-    now.profile, now.records = narrow(), recorder
-    call: Any = SimpleNamespace(now=now, request=call_of(""))
-
+    call = under_way(narrow(), recorder)
     gate = make_gate(call, make_injector(call, CredentialCache(recorder)), watch=None)
     if tunnel:
         await connect(gate, what, GuestStream())
@@ -128,3 +145,51 @@ async def test_a_programs_tunnel_is_recorded_by_host_and_digest(authority: str) 
     found = await asked(authority, tunnel=True)
     assert (found["effect"], found["host"], found["port"]) == ("deny", "unreadable", 0)
     assert found["asked_digest"] == "sha256:" + hashlib.sha256(authority.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_a_calls_gate_is_as_its_profile_says_and_both_ends_of_a_connection_are_recorded(keyed: bool) -> None:
+    """And its traffic is reported with the call. With a key, what is held is on disk before the key is looked at."""
+    key = Credential(name="k", host="docs.example", paths=("/a/*",), header="Key", env="TOKEN", source="env:NO_SUCH")
+    network = narrow().network.model_copy(update={"max_connections": 12, "max_redirects": 2, "max_bytes": 77})
+    network = network.model_copy(update={"tls": "inspect", "credential": (key,)}) if keyed else network
+    recorder, gates, watched = Recorder(), list[EgressGate](), list[object]()
+
+    def gate(**given: Any) -> EgressGate:
+        gates.append(EgressGate(**given, unrecorded=3 * keyed, unnamed={parse_url("GET", "https://other.example/")}))
+        return gates[0]
+
+    async def connecting(*what: object) -> None:
+        watched.extend(what)
+
+    call = under_way(narrow().model_copy(update={"network": network}), recorder)
+    watch: Any = SimpleNamespace(connecting=connecting) if keyed else None
+    await open_network(CredentialCache(cast("Any", recorder)), watch, gate, call)
+    (made,), now, limits = gates, call.now, gates[0].limits
+    assert (now.serve.func, now.serve.args) == (serve_stream, (made,))
+    assert (made.rules, made.principal, made.on_connect) == (network.allow, "local:1", now.on_connect)
+    assert (limits.connections, limits.hops, limits.body_bytes, limits.tunnel_received_bytes) == (9, 2, 77, 77)
+    assert (made.authority is not None, made.keys is not None, recorder.flushes) == (keyed, keyed, int(keyed))
+    if keyed:
+        assert now.environment == {"TOKEN": now.placeholders["k"]}
+    url = "https://docs.example/a/\udc80"
+    decision = EgressDecision(effect="allow", rule="docs", reason="", hint="")
+    target = parse_url("GET", "https://docs.example:8443/a/b")
+    attempt = EgressAttempt(kind="request", asked=url, decision=decision, target=target, credential="k")
+    attempt.addresses = (ip_address("192.0.2.1"), ip_address("192.0.2.2"))
+    await made.on_decision(attempt)
+    made.on_answer(EgressAnswer(attempt=attempt, status=201, type="text/plain", bytes=5, complete=False))
+    digest = "sha256:" + hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()
+    asked: Any = {"call_id": "c_1", "host": "docs.example", "asked_digest": digest}
+    server: Any = {"scheme": "https", "port": 8443, "method": "GET", "address": "192.0.2.1", "credential": "k"}
+    assert recorder.events == [
+        EgressDecided(**asked, **server, effect="allow", rule="docs"),
+        EgressAnswered(**asked, status=201, type="text/plain", bytes=5, complete=False),
+    ]
+    assert watched == ([call.request, attempt] if keyed else [])
+    now.traffic.sent_bytes = 4
+    ran: Any = SimpleNamespace(usage={"wall": 1})
+    await now.on_ran[0](ran)
+    sums = {"wall": 1, "egress_connections": 0, "egress_sent_bytes": 4, "egress_received_bytes": 0}
+    assert ran.usage == sums | ({"egress_attempts_without_record": 3} if keyed else {})
+    assert now.refused_targets == (parse_url("GET", "https://other.example/"),)

@@ -1,7 +1,8 @@
 """What is told of a file that was to be scanned, whatever becomes of that. No real sandbox."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,14 @@ from tests.unit.test_stops import a_stop, obeying, put
 from glovebox_audit.events import Input
 from glovebox_audit.place import AuditError
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError, SandboxError
 from glovebox_server.app import check_example
-from glovebox_server.calls import Principal
+from glovebox_server.artifacts.record import ArtifactStoreError
+from glovebox_server.calls import NOTHING, Principal
+from glovebox_server.core.call import CallDeniedError, Inputs, Ran
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.budgets.spending import worst_case
+from glovebox_server.guards.budgets.spending import LOOKING, worst_case
+from glovebox_server.guards.proposals.guard import propose, refuse_unasked
 from glovebox_server.promotion import proposing
 
 __all__ = ["scene"]  # a fixture
@@ -296,3 +300,90 @@ async def test_looking_into_a_proposal_ends_with_its_call(by: str, scene: Scene,
     rules = [each.structured["refused"]["rule"] for each in results]
     assert rules == {"stop": ["stop"], "client": [], "": ["approval.nobody"]}[by]
     assert scene.audit.kinds() == {"stop": ["call.decided"], "client": [], "": ["proposal.scanned", "call.decided"]}[by]
+
+
+class Steps:
+    """Proposals, scanner, budgets and listener of one call, which note what each is given."""
+
+    def __init__(self, refused: RefusedError | None = None) -> None:
+        self.seen: list[tuple[object, ...]] = []
+        self.refused = refused
+        request = SimpleNamespace(id="c_1", tool="propose_changes")
+        self.files = (a_file(SCANS[0]), a_file(SCANS[1]))
+        readers: Any = tuple(SimpleNamespace(artifact=file) for file in self.files)
+        now = SimpleNamespace(inputs=Inputs(readers=readers), decision=SimpleNamespace(approval=None), is_started=False)
+        tool = SimpleNamespace(answer=lambda outcome: SimpleNamespace(fields={"promotion": outcome}))
+        self.call: Any = SimpleNamespace(request=request, now=now, listener=self, tool=tool)
+
+    def progress(self, message: str) -> None:
+        """Hear of it."""
+        self.seen.append((message,))
+
+    async def proposed(self, *given: object) -> str:
+        """Plan it."""
+        if self.refused:
+            raise self.refused
+        self.seen.append(("proposed", *given))
+        return "planned"
+
+    @asynccontextmanager
+    async def reserved(self, *given: object) -> AsyncIterator[None]:
+        """Charge it."""
+        self.seen.append(("reserved", *given))
+        yield
+        self.seen.append(("charged",))
+
+    async def scans(self, *given: object) -> object:
+        """Look into it."""
+        self.seen.append(("scans", *given))
+        return SCANS
+
+    async def scanned(self, *given: object) -> object:
+        """Show it."""
+        self.seen.append(("scanned", *given))
+        return SimpleNamespace(shown="+1", folder="/f")
+
+    async def put(self, *given: object) -> str:
+        """Make it."""
+        self.seen.append(("put", given[1]))
+        return "p_1" if self.call.now.is_started else "too early"
+
+
+@pytest.mark.parametrize("charged", [True, False])
+async def test_changes_are_looked_into_before_anybody_is_asked_and_made_after_a_yes(charged: bool) -> None:
+    """The look is charged, where there are budgets; without the yes nothing is made, whoever asks for it."""
+    steps: Any = Steps()
+    call, request, now = steps.call, steps.call.request, steps.call.now
+    await propose(lambda: steps, steps, cast("Any", "known"), steps if charged else None, call)
+    looked: list[tuple[object, ...]] = [("scans", call, steps.files, "known")]
+    looked = [("reserved", now, LOOKING), *looked, ("charged",)] if charged else looked
+    before = [("proposed", request, 2), ("Looking into files",), *looked, ("scanned", "planned", SCANS, request)]
+    assert (steps.seen, now.changes, now.folder) == (before, "+1", "/f")
+    with pytest.raises(AssertionError, match="c_1"):
+        await now.perform(call)
+    now.decision.approval = "a_1"
+    ran = await now.perform(call)
+    assert isinstance(ran, Ran)
+    assert (ran.outcome, ran.delivered, ran.recorded) == ("p_1", NOTHING, {"promotion": "p_1"})
+    assert ran.answer.fields == {"promotion": "p_1"}
+    assert steps.seen[len(before) :] == [("Changing files",), ("put", request)]
+
+
+async def test_what_cannot_be_proposed_is_refused_before_anything_is_looked_into() -> None:
+    """By the folder that is missing, by the plan, by a disk that fails, or since there is nobody to say yes."""
+    refusal, known = Refusal(rule="promotion.same", reason="Nothing.", hint="None."), cast("Any", None)
+    steps: Any = Steps(RefusedError(refusal.rule, refusal.reason, refusal.hint))
+    with pytest.raises(CallDeniedError) as refused:
+        await propose(lambda: steps, steps, known, None, steps.call)
+    assert refused.value.refusal == refusal
+    with pytest.raises(CallDeniedError) as refused:
+        await propose(None, steps, known, None, steps.call)
+    reason = "propose_changes can change nothing here."
+    assert refused.value.refusal == Refusal(rule="promotion.folder", reason=reason, hint="Ask the operator.")
+    failing = ArtifactStoreError("read it", "it failed", "Mend it.")
+    steps.call.now.inputs = Inputs(unreadable=failing)
+    with pytest.raises(ArtifactStoreError) as failed:
+        await propose(lambda: steps, steps, known, None, steps.call)
+    assert (failed.value, steps.seen) == (failing, [])
+    with pytest.raises(CallDeniedError, match="nobody can be asked here; nothing was changed"):
+        await refuse_unasked(steps.call)
