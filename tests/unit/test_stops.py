@@ -1,6 +1,7 @@
 """Stops: what each names, what becomes of calls that run, wait or come, and of what cannot be read or written."""
 
 import errno
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -243,8 +244,10 @@ def full(monkeypatch: pytest.MonkeyPatch, *, also_empty: bool) -> None:
     monkeypatch.setattr(SecretDirectory, "make", refuse)
 
 
-async def test_a_watch_rules_stop_is_recorded_before_it_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And acts all the same where it cannot be recorded, or has no room on the disk."""
+async def test_a_watch_rules_stop_is_recorded_before_it_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after its call was cancelled; and acts where it cannot be recorded, or has no room on the disk."""
     async with obeying(tmp_path) as stops:
         seen: list[int] = []
         add = stops._files.add
@@ -254,9 +257,15 @@ async def test_a_watch_rules_stop_is_recorded_before_it_acts(tmp_path: Path, mon
             return add(name, content, instead=instead, spare=spare)
 
         monkeypatch.setattr(stops._files, "add", noted)
-        await stops.make("run", NAMES["run"], because="it found one", by="watch:canary")
+        with anyio.CancelScope() as cancelled:
+            cancelled.cancel()
+            await stops.make("run", NAMES["run"], because="it found one", by="watch:canary")
         assert seen == [1]
-        assert b'"kind":"stop.made"' in log_lines(tmp_path / "audit")[0]
+        stop = stops.refusal(a_call()) and stops._found.items[0]
+        assert stop
+        (line,) = log_lines(tmp_path / "audit")
+        said = {"stop": stop.id, **stop.model_dump(include={"scope", "name", "because", "by"})}
+        assert json.loads(line).items() >= {"kind": "stop.made", "data": said}.items()
         assert stops.refusal(a_call()) is not None
         assert stops.refusal(a_call(run=None)) is None
         monkeypatch.undo()
@@ -265,6 +274,17 @@ async def test_a_watch_rules_stop_is_recorded_before_it_acts(tmp_path: Path, mon
         await stops.make("tool", "run_python", because="it found one", by="watch:canary")
         assert stops.refusal(a_call(run=None)) is not None
         stops._audit._unusable = None
+        unrecorded, alone = caplog.messages
+        assert unrecorded.startswith("stop.made is not recorded: write a record: the disk is full.")
+        assert alone.startswith("a stop is in force in this process alone: stop ")
+        monkeypatch.undo()
+        full(monkeypatch, also_empty=False)  # a file without content stops everything, in every process
+        await stops.make("workflow", "release", because="it found one", by="watch:canary")
+        damaged = stops.refusal(a_call(run=None, tool="", principal=Principal(id="", transport="cli")))
+        assert damaged == stops_module.DAMAGED
+        (problem,) = stops._found.damaged
+        assert caplog.messages[2:] == [f"everything is stopped: {problem}"]
+        assert str(problem).startswith("stop ")
 
 
 async def test_what_is_stopped_already_is_not_stopped_again(tmp_path: Path) -> None:
@@ -302,7 +322,9 @@ async def test_watch_rules_leave_the_last_places_to_the_operator(tmp_path: Path)
         assert stops.refusal(a_call(run=None)) == stop.refusal
 
 
-async def test_what_a_process_remembers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_process_remembers_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of stops without a file the last one there is room for stops everything; the control is the one before it."""
     monkeypatch.setattr(stops_module, "MAX_STOPS", 3)
     async with obeying(tmp_path) as stops:
@@ -312,6 +334,8 @@ async def test_what_a_process_remembers_has_an_end(tmp_path: Path, monkeypatch: 
             await stops.make("run", "r_" + digit * 26, because="it found one", by="watch:canary")
             assert stops.refusal(a_call(run="r_" + digit * 26)) is not None
         assert [each.scope for each in stops._here] == ["run", "run", "all"]
+        assert stops._here[-1].name == ""
+        assert "everything is stopped, by this process: it has 3 stops of its own" in caplog.messages
 
 
 def test_many_at_once_do_not_make_more_than_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from glovebox_server.cli.main import main
 from glovebox_server.core.call import Attempt, Call, CallDeniedError
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.stops.stops import Stops, made
 from glovebox_server.guards.watch import watch
 from glovebox_server.guards.watch.canaries import Canary, canaries_of, plant
 from glovebox_server.guards.watch.watch import Watch
@@ -276,9 +276,9 @@ async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
 
 
 async def test_a_log_that_does_not_answer_holds_no_alarm_that_stops_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Alarm and stop together wait for it once, and get there in the end, the alarm first."""
+    """Alarm and stop together wait for it once, and get there in the end, the alarm first; others do not wait."""
     monkeypatch.setattr("glovebox_server.guards.stops.stops.RECORD_SECONDS", 0.2)
     async with watching(tmp_path) as seen:
         marker, append = planted(tmp_path).marker, seen.stops._audit.append
@@ -298,11 +298,23 @@ async def test_a_log_that_does_not_answer_holds_no_alarm_that_stops_up(
         assert 0.2 <= anyio.current_time() - began < 5
         assert seen.stops.refusal(a_call()) is not None
         assert log_lines(tmp_path / "audit") == []
+        words = "the log does not answer: {} is not waited for"
+        assert caplog.messages[-2:] == [words.format("watch.alarm"), words.format("stop.made")]
+        (stop,), overdue = seen.stops._found.items, [*seen.stops._overdue]
+        monkeypatch.setattr("glovebox_server.guards.stops.stops.RECORD_SECONDS", 3600)
+        with anyio.fail_after(10):
+            await seen.stops.record(made(stop))
         answers.set()
         with anyio.fail_after(10):
             await there.wait()
+            for done in overdue:
+                await done.wait()
+            with anyio.CancelScope() as cancelled:
+                cancelled.cancel()
+                await seen.stops.record(made(stop))
         kinds = [json.loads(line)["kind"] for line in log_lines(tmp_path / "audit")]
-        assert kinds == ["watch.alarm", "stop.made"]
+        assert kinds == ["watch.alarm", *["stop.made"] * 3]
+        assert not seen.stops._overdue
 
 
 async def test_live_output_waits_where_a_secret_stops_the_run(tmp_path: Path) -> None:
