@@ -23,7 +23,7 @@ from glovebox_sandboxes.contract.errors import Refusal, RefusedError, SandboxErr
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import NOTHING, Principal
-from glovebox_server.core.call import CallDeniedError, Inputs, Ran
+from glovebox_server.core.call import CallDeniedError, Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.budgets.spending import LOOKING, worst_case
 from glovebox_server.guards.proposals.guard import propose, refuse_unasked
@@ -350,8 +350,8 @@ class Steps:
 
 
 @pytest.mark.parametrize("charged", [True, False])
-async def test_changes_are_looked_into_before_anybody_is_asked_and_made_after_a_yes(charged: bool) -> None:
-    """The look is charged, where there are budgets; without the yes nothing is made, whoever asks for it."""
+async def test_changes_are_looked_into_before_anybody_is_asked_and_made_once_approved(charged: bool) -> None:
+    """The look is charged, where there are budgets; unapproved, nothing is made, whoever asks for it."""
     steps: Any = Steps()
     call, request, now = steps.call, steps.call.request, steps.call.now
     await propose(lambda: steps, steps, cast("Any", "known"), steps if charged else None, call)
@@ -363,7 +363,6 @@ async def test_changes_are_looked_into_before_anybody_is_asked_and_made_after_a_
         await now.perform(call)
     now.decision.approval = "a_1"
     ran = await now.perform(call)
-    assert isinstance(ran, Ran)
     assert (ran.outcome, ran.delivered, ran.recorded) == ("p_1", NOTHING, {"promotion": "p_1"})
     assert ran.answer.fields == {"promotion": "p_1"}
     assert steps.seen[len(before) :] == [("Changing files",), ("put", request)]

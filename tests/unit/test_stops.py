@@ -261,8 +261,7 @@ async def test_a_watch_rules_stop_is_recorded_before_it_acts(
             cancelled.cancel()
             await stops.make("run", NAMES["run"], because="it found one", by="watch:canary")
         assert seen == [1]
-        stop = stops.refusal(a_call()) and stops._found.items[0]
-        assert stop
+        (stop,) = stops._found.items
         (line,) = log_lines(tmp_path / "audit")
         said = {"stop": stop.id, **stop.model_dump(include={"scope", "name", "because", "by"})}
         assert json.loads(line).items() >= {"kind": "stop.made", "data": said}.items()
@@ -276,7 +275,7 @@ async def test_a_watch_rules_stop_is_recorded_before_it_acts(
         stops._audit._unusable = None
         unrecorded, alone = caplog.messages
         assert unrecorded.startswith("stop.made is not recorded: write a record: the disk is full.")
-        assert alone.startswith("a stop is in force in this process alone: stop ")
+        assert alone.startswith("a stop is in effect in this process alone: stop ")
         monkeypatch.undo()
         full(monkeypatch, also_empty=False)  # a file without content stops everything, in every process
         await stops.make("workflow", "release", because="it found one", by="watch:canary")
