@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from zlib import compress
 
 import anyio
 import anyio.abc
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -76,6 +78,26 @@ def test_any_response_ends_in_a_status_or_a_sentence(start: bytes, pieces: list[
     assert len(body) <= LIMITS.body_bytes
     assert end.isprintable()
     assert end.isdigit() or end.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "reason"),
+    [
+        ("Content-Encoding: br", b"x", "a content encoding that was not asked for"),
+        ("Content-Encoding: gzip, deflate", b"x", "a content encoding that was not asked for"),
+        ("Content-Encoding: deflate", compress(b"x") + b"y", "Bytes follow the end"),
+        ("Content-Encoding: deflate", compress(b"x")[:-1], "The compressed body is truncated."),
+        (f"X: {'x' * 500}", b"x", "more than 500 bytes of headers"),
+        ("Content-Encoding: deflate", compress(b"x"), "200"),
+    ],
+)
+async def test_a_body_that_is_not_what_its_head_says_is_refused_by_its_reason(
+    headers: str, content: bytes, reason: str
+) -> None:
+    """The last is the control."""
+    end, body = await read([f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n".encode() + content])
+    assert reason in end
+    assert body in (b"", b"x")
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(min_value=0, max_value=600), max_size=5))

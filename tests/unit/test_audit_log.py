@@ -65,6 +65,16 @@ async def test_a_record_is_on_the_disk_before_append_returns(directory: Path, mo
     assert order == ["write", "fdatasync", "head", "answer"]
 
 
+async def test_what_follows_a_record_must_fit_beside_it(directory: Path) -> None:
+    """Else neither is written; the control is a kilobyte less."""
+    most = chain.MAX_LINE_BYTES - 1024
+    async with AuditLog.open(directory, "s_1") as audit:
+        with pytest.raises(AuditError, match=f"what follows it takes {most + 1} bytes"):
+            await audit.append_all([decided()], lambda _: (lambda *_: draft(finished()), most + 1))
+        assert audit.head.seq == 0
+        assert len(await audit.append_all([decided()], lambda _: (lambda *_: draft(finished()), most))) == 2
+
+
 async def test_appends_that_wait_together_share_one_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Group commit: a hundred appends at once need a handful of syncs, and none is lost."""
     syncs = 0

@@ -332,6 +332,16 @@ def test_a_profile_that_names_headers_wrongly_is_refused(given: dict[str, Any], 
         credential(**given)
 
 
+def test_headers_that_are_too_long_and_a_body_that_no_server_expects_are_refused() -> None:
+    """The control of each is a byte less, and a method with a body."""
+    limits = EgressLimits(request_header_bytes=10)
+    assert request_headers([("accept", "1234")], "POST", b"x", limits)
+    with pytest.raises(RefusedError, match="headers are too large"):
+        request_headers([("accept", "12345")], "POST", b"x", limits)
+    with pytest.raises(RefusedError, match="A GET request carries no body"):
+        request_headers([("accept", "1234")], "GET", b"x", limits)
+
+
 def test_headers_that_apis_require_cross_with_a_key_alone() -> None:
     """The program's where they are named, once and as plain text, and fixed ones whatever the program says."""
     lent = credential(headers=NEEDED.split(), set_headers={"X-Fixed": "always", "Accept": "application/json"})

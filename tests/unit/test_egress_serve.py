@@ -195,6 +195,7 @@ def test_a_real_hello_names_its_server_however_it_is_cut() -> None:
         (b"\x16\x03\x01\x00\x04\x01\xff\xff\xff", "announces more than"),
         (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03", "truncated"),
         (made_hello(), "no server name"),
+        (b"\x16\x03\x01" + vector(2, b"\x01" + vector(3, bytes(34) + b"\0\0\0\0")), "no server name"),
         (made_hello((10, b"")), "no server name"),
         (made_hello(server_name()), "no server name"),
         (made_hello(server_name(b"files.example.org", kind=1)), "no server name"),

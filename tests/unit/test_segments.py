@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fixtures import segments
@@ -13,7 +14,7 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, read, subscription
 from glovebox_audit.chain import Head, draft
-from glovebox_audit.events import ServerStopped
+from glovebox_audit.events import SegmentBegun, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
@@ -382,3 +383,12 @@ def test_a_time_that_cannot_be_is_no_records(directory: Path, when: str) -> None
             assert {each.kind for each in verify(directory).problems} == {"foreign"}
             with pytest.raises(AuditError, match="record 2 was changed"):
                 LogFile(directory, "s_1", segments.rotation())
+
+
+def test_a_first_record_that_names_no_segment_begins_the_first() -> None:
+    """The last is the control."""
+    cases: tuple[dict[str, Any], ...] = ({"segment": 0}, {"segment": "2"}, {"offset": -1}, {"offset": None}, {})
+    for wrong in cases:
+        event = SegmentBegun(**{"format": chain.FORMAT, "segment": 2, "offset": 5, **wrong})
+        line = chain.seal(draft(event), seq=9, time="2026-01-01T00:00:00.000000Z", server="s_1", prev="0" * 64).line
+        assert files.start_of(line).number == (1 if wrong else 2)
