@@ -55,11 +55,15 @@ class Sentence:
 
         None where it is the server's alone.
         """
-        found = {name for one in self.cases for name in NAMES if name not in one.gaps}
+        found = {name for one in self.cases for name in NAMES if name not in one.gaps and _tried(one, name)}
         for file, _ in self.tests:
             text = modules().get(file, Path()).read_text() if file in modules() else ""
             found |= {name for name in NAMES if f'driver("{name}")' in text}
         return tuple(name for name in NAMES if name in found)
+
+
+def _tried(one: Case, driver: str) -> bool:
+    return not isinstance(one, call.CallCase) or one.tried_on(driver)
 
 
 @cache

@@ -13,11 +13,12 @@ from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_server.settings import Settings
 
 CASES = load()
-DRIVERS = [pytest.param(name, marks=pytest.mark.driver(name)) for name in NAMES]
-
-
-def _id(case: CallCase) -> str:
-    return case.id
+TRIED = [
+    pytest.param(case, name, id=f"{case.id}-{name}", marks=pytest.mark.driver(name))
+    for name in NAMES
+    for case in CASES
+    if case.tried_on(name)
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,7 @@ def call_harness(portal: anyio.from_thread.BlockingPortal, planted: Planted) -> 
         yield opened
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("case", CASES, ids=_id)
+@pytest.mark.parametrize(("case", "driver"), TRIED)
 def test_calls_end_as_they_must(
     case: CallCase, driver: str, call_harness: CallHarness, portal: anyio.from_thread.BlockingPortal
 ) -> None:
@@ -44,7 +44,7 @@ def test_calls_end_as_they_must(
 
 
 @pytest.mark.driver("bubblewrap")
-@pytest.mark.parametrize("case", [case for case in CASES if case.control], ids=_id)
+@pytest.mark.parametrize("case", [case for case in CASES if case.control], ids=lambda case: case.id)
 def test_where_the_guard_does_not_apply_the_call_gets_through(
     case: CallCase, call_harness: CallHarness, portal: anyio.from_thread.BlockingPortal
 ) -> None:

@@ -116,7 +116,7 @@ class TrialCall(Strict):
 
     @property
     def denied(self) -> bool:
-        """Whether it must not come to a sandbox."""
+        """Whether it must not come to a result of its sandbox."""
         return bool(self.refused or self.invalid or self.unavailable or self.profile_error or self.status)
 
 
@@ -144,6 +144,14 @@ class CallCase(ClaimCase, TrialCall):
         if self.control is not None and self.control.denied:
             raise ValueError("the control must get through")
         return self
+
+    def tried_on(self, driver: str) -> bool:
+        """Return whether it is tried on this driver: on each, but on gVisor only if its own call comes to a sandbox.
+
+        What is refused before that asks no driver, and two others show it.
+        """
+        sandboxed = not self.denied or self.unavailable or "call.cancelled/by" in self.records
+        return driver != "gvisor" or bool(sandboxed)
 
     def calls(self) -> tuple[TrialCall, ...]:
         """Return every call of the case, its own last."""

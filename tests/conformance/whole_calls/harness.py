@@ -1,7 +1,8 @@
 """Judging whole calls: through the broker, with real records and artifacts, on one driver.
 
 The cases are those of ``case``. What must be so of every call is asked here of each: no secret and no
-path of the host in anything a caller gets, one last record, a log that verifies, nothing left behind.
+path of the host in anything a caller gets, one last record, nothing left behind; and of all of them, when the last is
+over, that the log verifies.
 """
 
 import json
@@ -130,8 +131,7 @@ class CallHarness:
                     seen[-1].folder = folder.held()
                 found += promoted(call, seen[-1])
                 problems += found if number == len(calls) else [f"call {number}: {each}" for each in found]
-        report = verify(self._state / "audit")
-        return problems if report.ok else [*problems, f"the audit log does not verify: {report.problems[:1]}"]
+        return problems
 
     async def _all(
         self,
@@ -315,6 +315,9 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
     Args:
         data: directory of the sandboxes' runtime.
         host: what is planted; its workspace is the one that is served.
+
+    Raises:
+        AssertionError: the log of all that was called does not verify.
     """
     with tempfile.TemporaryDirectory(prefix="glovebox-proof-") as scratch:
         directory = Path(scratch)
@@ -330,6 +333,8 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
         with capture_logs() as logs:
             async with apps.opened(settings, "cli") as app:
                 yield CallHarness(app, host, directory / "profiles", logs)
+        report = verify(settings.state_dir / "audit")
+        assert report.ok, f"the audit log does not verify: {report.problems[:3]}"
 
 
 def _principal(caller: str) -> Principal:
