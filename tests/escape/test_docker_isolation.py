@@ -1,6 +1,5 @@
-"""What a hostile program finds in a container: no host, no network, no room beyond limits (I1, I10, I12, I13, F8)."""
+"""A container is what was planned, or it is noticed; what cases of conformance do not ask of it (E15, F2, F8, I13)."""
 
-import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,6 @@ from glovebox_sandboxes.contract.base import Mount, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
-from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.session import connection
 
 pytestmark = pytest.mark.driver("docker")
@@ -97,96 +95,6 @@ async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeyp
                 await connection.attest(sandbox, weaker)
 
 
-async def test_there_is_no_way_to_the_engine_or_the_network() -> None:
-    """I1, E13: no daemon's socket, no device but the usual ones, no interface but loopback, no route, no resolver."""
-    code = """
-import json, os, socket
-def reach(family, address):
-    try:
-        socket.socket(family).connect(address)
-    except OSError as problem:
-        return problem.errno
-print(json.dumps({
-    "sockets": [p for p in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock")
-                if os.path.exists(p)],
-    "devices": sorted(os.listdir("/dev")),
-    "interfaces": [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line],
-    "engine": [reach(socket.AF_INET, ("172.17.0.1", port)) for port in (2375, 2376)],
-    "metadata": reach(socket.AF_INET, ("169.254.169.254", 80)),
-    "ipv6": reach(socket.AF_INET6, ("2606:4700::1111", 443)),
-    "loopback": reach(socket.AF_INET, ("127.0.0.1", 9)),
-}))"""
-    assert await finds(code) == {
-        "sockets": [],
-        "devices": sorted(
-            ["fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty",
-             "urandom", "zero"]
-        ),
-        "interfaces": ["lo"],
-        "engine": [errno.ENETUNREACH, errno.ENETUNREACH],
-        "metadata": errno.ENETUNREACH,
-        "ipv6": errno.ENETUNREACH,
-        # Control: the loopback is up (the egress tunnel needs it), only nobody listens.
-        "loopback": errno.ECONNREFUSED,
-    }  # fmt: skip
-
-
-async def test_the_host_is_hidden() -> None:
-    """I12: no process, host name, environment variable or kernel detail of the host; process 1 is the guest."""
-    code = """
-import json, os
-def read(path):
-    try:
-        return len(open(path, "rb").read(10))
-    except OSError as problem:
-        return problem.errno
-print(json.dumps({
-    "processes": [name for name in os.listdir("/proc") if name.isdigit()],
-    "name": os.uname().nodename,
-    "variables": sorted(os.environ),
-    "keys": read("/proc/keys"), "timers": read("/proc/timer_list"), "interrupts": read("/proc/interrupts"),
-    "sysrq": read("/proc/sysrq-trigger"), "firmware": os.listdir("/sys/firmware"),
-}))"""
-    found = await finds(code)
-    assert found["processes"] == ["1"]
-    assert found["name"] == "sandbox"
-    assert set(found["variables"]) <= {"HOSTNAME", "LC_CTYPE", *guest_tree.ENVIRONMENT}
-    assert (found["keys"], found["timers"], found["interrupts"], found["firmware"]) == (0, 0, 0, [])
-    assert found["sysrq"] in (errno.ENOENT, errno.EACCES, errno.EIO)
-
-
-async def test_nothing_but_its_own_tmpfs_can_be_written(tmp_path: Path) -> None:
-    """F4: the root, the workspace and the guest are read-only; remounting needs what the program does not have."""
-    (tmp_path / "input.csv").write_text("a,b\n")
-    tmp_path.chmod(0o777)
-    code = """
-import ctypes, errno, json, os
-libc = ctypes.CDLL(None, use_errno=True)
-def write(path):
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        return "written"
-    except OSError as problem:
-        return errno.errorcode[problem.errno]
-def remount(path):
-    done = libc.mount(b"none", path.encode(), None, 0x20 | 0x1000, None)
-    return errno.errorcode[ctypes.get_errno()] if done else "remounted"
-print(json.dumps({
-    "written": [p for p in ("/x", "/etc/x", "/guest/x", "/opt/packages/x", "/workspace/x", "/workspace/input.csv",
-                            "/proc/sys/kernel/core_pattern", "/proc/1/root/workspace/x", "/dev/x",
-                            "/sys/fs/cgroup/x", "/tmp/x", "/output/x", "/input/x", "/dev/shm/x")
-                if write(p) == "written"],
-    "remount": remount("/workspace"),
-    "setuid": [os.path.join(d, f) for top in ("/usr", "/opt", "/etc") for d, _, fs in os.walk(top) for f in fs
-               if os.lstat(os.path.join(d, f)).st_mode & 0o6000],
-}))"""
-    async with DockerDriver.connect() as driver, python(driver, code, driver.plan(spec(tmp_path))) as sandbox:
-        found = json.loads(await read_all(sandbox))
-    assert found == {"written": ["/tmp/x", "/output/x", "/input/x", "/dev/shm/x"], "remount": "EPERM", "setuid": []}  # noqa: S108 - inside
-    assert (tmp_path / "input.csv").read_text() == "a,b\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["input.csv"]
-
-
 async def test_a_link_into_the_host_is_not_a_workspace(tmp_path: Path) -> None:
     """F2: where the link leads counts, at the moment of use; control: a link to an ordinary directory is fine."""
     link = tmp_path / "project"
@@ -230,49 +138,15 @@ async def test_scratch_output_and_shared_memory_have_an_end() -> None:
     assert await finds(FILL) == [["ENOSPC", 8], ["ENOSPC", 4], ["ENOSPC", 1], ["ENOSPC", True], ["ENOSPC", True]]
 
 
-ALLOCATE = "size = {} << 20\nblock = bytearray(size)\nblock[::4096] = bytes(len(block[::4096]))\nprint('allocated')"
-
-
-async def test_memory_beyond_the_limit_ends_the_program() -> None:
-    """I13: 1 GiB under a limit of 128 MiB is out of memory by the kernel's word; control: 64 MiB are not."""
-    async with planned() as (driver, plan):
-        bomb, facts, _ = await program(driver, ALLOCATE.format(1024), plan)
-        control, calm, _ = await program(driver, ALLOCATE.format(64), plan)
-    assert (bomb.ended, facts.out_of_memory) == ("out_of_memory", True)
-    assert (control.ended, control.stdout.text, calm.out_of_memory) == ("exited", "allocated\n", False)
-
-
 async def test_an_exhausted_guest_is_told_from_a_crashed_one() -> None:
     """When process 1 itself is killed for memory the Engine tells so; control: exit status 137 alone is not it."""
     async with DockerDriver.connect() as driver:
-        async with python(driver, ALLOCATE.format(512)) as sandbox:
+        async with python(driver, "block = bytearray(2**29)\nblock[::4096] = bytes(2**17)") as sandbox:
             await read_all(sandbox)
             assert (await sandbox.stats()).out_of_memory
         async with python(driver, "import os; os._exit(137)") as sandbox:
             await read_all(sandbox)
             assert not (await sandbox.stats()).out_of_memory
-
-
-FORK = """
-import json, os, signal
-children = 0
-try:
-    while children < 200:
-        if os.fork() == 0:
-            signal.pause()
-        children += 1
-except BlockingIOError:
-    pass
-print(json.dumps(children))
-"""
-
-
-async def test_processes_are_counted() -> None:
-    """I10, I13: a fork bomb stops at the limit of 32, process 1 included; control: with 300 allowed, 200 start."""
-    async with planned() as (driver, plan), python(driver, FORK, plan) as sandbox:
-        assert json.loads(await read_all(sandbox)) == 31
-    async with planned(pids=300) as (driver, plan), python(driver, FORK, plan) as sandbox:
-        assert json.loads(await read_all(sandbox)) == 200
 
 
 async def test_last_words_are_kept_and_bounded() -> None:
