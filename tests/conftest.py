@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _engine(item: pytest.Item) -> object:
     assert isinstance(item, pytest.Function)
-    return item.callspec.params["started"]
+    return item.callspec.params.get("started") or item.callspec.params["subject"]
 
 
 def pytest_collection_finish() -> None:

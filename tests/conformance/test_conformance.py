@@ -1,6 +1,7 @@
 """Every driver withstands every case of the conformance suite, and every case's attack works without the guard."""
 
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,25 +18,38 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.seccomp import cases as calls
+from glovebox_sandboxes.seccomp.cases import SyscallCase
 from glovebox_server.settings import Settings
 
 CASES = load()
 ATTEMPTS = tuple(case for case in CASES if case.attempt is not None)
 PROGRAMS = tuple(case for case in CASES if case.program is not None)
+CALLS = calls.load_cases(platform.machine())
+RULES = tuple({case.rule: case for case in CALLS}.values())
 #: Each driver, and some in other ways than their own first one.
 #: "rlimits": bubblewrap as on a host that lets it make no control groups, which is most people's own machine.
 #: "forked": bubblewrap's sandboxes as calls get them that find one prepared.
+BUBBLEWRAP = ("rlimits", "forked", "forked-rlimits")
 DRIVERS = [
     *(pytest.param(name, marks=pytest.mark.driver(name)) for name in registry.NAMES),
-    pytest.param("rlimits", marks=pytest.mark.driver("bubblewrap")),
-    pytest.param("forked", marks=pytest.mark.driver("bubblewrap")),
-    pytest.param("forked-rlimits", marks=pytest.mark.driver("bubblewrap")),
+    *(pytest.param(name, marks=pytest.mark.driver("bubblewrap")) for name in BUBBLEWRAP),
     pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER)),
 ]
+#: Areas of which programs are tried there, where it is not all of them: those in which this way differs from the first.
+AREAS = {
+    "rlimits": ("limits",), "forked-rlimits": ("limits",), GVISOR_DOCKER: ("limits", "output", "overlay", "privileges"),
+}  # fmt: skip
 
 
 def _id(case: Case) -> str:
     return case.id
+
+
+def _tried(case: Case) -> pytest.MarkDecorator:
+    """Where this program is tried; a known gap always is."""
+    left_out = {name for name, areas in AREAS.items() if case.area not in areas and name not in case.gaps}
+    return pytest.mark.engines(*({*registry.NAMES, *BUBBLEWRAP, GVISOR_DOCKER} - left_out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ def test_attempts_are_refused(case: Case, subject: Subject, answers: dict[str, t
     _hold(answers[case.id], subject)
 
 
-@pytest.mark.parametrize("case", PROGRAMS, ids=_id)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id, marks=_tried(case)) for case in PROGRAMS])
 def test_programs_end_as_they_must(
     case: Case, subject: Subject, portal: anyio.from_thread.BlockingPortal, planted: Planted
 ) -> None:
@@ -98,10 +112,26 @@ def test_programs_end_as_they_must(
     _hold(portal.call(trial.judge, subject.driver, case, planted), subject)
 
 
-def test_system_calls_are_refused(subject: Subject, portal: anyio.from_thread.BlockingPortal, planted: Planted) -> None:
+# All of them of each driver, in three parts where a kernel in user space is slow; of its other ways one of each rule.
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(CALLS, id="all", marks=pytest.mark.engines("bubblewrap", "docker")),
+        *(pytest.param(CALLS[part::3], id=str(part), marks=pytest.mark.engines("gvisor")) for part in range(3)),
+        pytest.param(RULES, id="rules", marks=pytest.mark.engines(*BUBBLEWRAP, GVISOR_DOCKER)),
+    ],
+)
+def test_system_calls_are_refused(
+    subject: Subject,
+    asked: tuple[SyscallCase, ...],
+    portal: anyio.from_thread.BlockingPortal,
+    planted: Planted,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """I4: every call of the seccomp cases gets the policy's answer, and its neighbour works; controls are there."""
+    monkeypatch.setattr(calls, "load_cases", lambda _: asked)
     found = portal.call(prove.system_calls, subject.driver, planted)
-    assert len(found) > 100
+    assert len(found) == len(asked) > 40
     assert {each.id: each.seen for each in found if each.status != "held"} == {}
 
 

@@ -158,7 +158,8 @@ ANSWER_SECONDS = 5
 """An attempt that takes longer hangs, and answers SIGALRM: none of them waits for anything."""
 
 _HARNESS = """
-import errno, json, os, signal
+import errno, functools, json, os, signal
+@functools.cache # what several cases ask alike is tried once
 def _attempt(code):
     reading, writing = os.pipe()
     child = os.fork()
@@ -185,8 +186,7 @@ def _attempt(code):
         answer = ""
     os.close(reading)
     return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else answer
-print()
-print(json.dumps({{name: _attempt(code) for name, code in json.loads({table!r}).items()}}))
+print("\\n" + json.dumps({{name: _attempt(code) for name, code in json.loads({table!r}).items()}}))
 """
 
 

@@ -56,9 +56,9 @@ def _case(entry: Mapping[str, Any], machine: str) -> SyscallCase | None:
 
 
 def attempts(cases: Iterable[SyscallCase]) -> dict[str, str]:
-    """Return the code of each attempt and of its neighbour by id, to be run after ``program``."""
+    """Return the code of each attempt and of its neighbour by id, to be run after ``program``; equal for equal ones."""
     both = (attempt for case in cases for attempt in (case.attempt, case.neighbour))
-    return {attempt["id"]: f"answer = call({attempt!r})" for attempt in both}
+    return {attempt["id"]: f"answer = call({ {**attempt, 'id': ''}!r})" for attempt in both}
 
 
 def program() -> str:
