@@ -27,8 +27,7 @@ NO_FILTER = (
     "archive does; it then goes on without, and says so in its debug log"
 )
 
-INSTALL_SECONDS = 300
-"""For one command that fetches packages."""
+INSTALL_SECONDS = 300  # for one command that fetches packages
 
 
 class NotHereError(Exception):
@@ -37,11 +36,7 @@ class NotHereError(Exception):
 
 @asynccontextmanager
 async def got(key: str, folder: Path, image: str) -> AsyncIterator[System]:
-    """A system, ready to run.
-
-    Raises:
-        NotHereError: it is not installed and cannot be, or lacks what it needs.
-    """
+    """A system, ready to run."""
     home = folder / key
     home.mkdir(parents=True, exist_ok=True)
     if key in ("docker-run", "docker-hardened"):

@@ -26,8 +26,7 @@ class Glovebox(System):
         self.key = f"glovebox-{driver.name}"
         self.title = f"Glovebox, {driver.name}"
         self.version = driver.capabilities.version
-        self.gaps = prove.gap_names(driver.capabilities)
-        """What it is called in the cases' gaps."""
+        self.gaps = prove.gap_names(driver.capabilities)  # what it is called in the cases' gaps
         self._driver = driver
 
     def command(self) -> str:

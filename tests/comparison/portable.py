@@ -34,22 +34,15 @@ class Portable(BaseModel):
 
     through: str = ""
     """Of an attempt the whole answer, of a program some part of its standard output. ``{{name}}`` is ``HOST[name]``."""
-    running: bool = False
-    """It was still running well after the time it was given."""
-    flood: bool = False
-    """More came out, or was held by the caller's side, than any caller can want."""
-    left: bool = False
-    """Processes of it were there after the call."""
-    same_twice: bool = False
-    """Two runs printed the same."""
-    shown: str = ""
-    """What a program prints that got as far as its attack; without it nothing is said to be stopped."""
-    early: bool = False
-    """It ends by itself before the time is up, where nothing goes wrong."""
+    running: bool = False  # it was still running well after the time it was given
+    flood: bool = False  # more came out, or was held by the caller's side, than any caller can want
+    left: bool = False  # processes of it were there after the call
+    same_twice: bool = False  # two runs printed the same
+    shown: str = ""  # what a program prints that got as far as its attack; without it nothing is said to be stopped
+    early: bool = False  # it ends by itself before the time is up, where nothing goes wrong
     control_program: bool = False
     """Run the control's program, which comes to an end, instead of one that would take a machine down."""
-    claim: str = ""
-    """The case's claim, where only a part of it is portable."""
+    claim: str = ""  # the case's claim, where only a part of it is portable
 
     @model_validator(mode="after")
     def _asks_something(self) -> "Portable":
@@ -86,10 +79,8 @@ class Seen:
     stderr: str = ""
     seconds: float = 0.0
     left: tuple[str, ...] = ()
-    changed: bool = False
-    """Whether anything that was planted on the host is different."""
-    note: str = ""
-    """What the system itself said about the end."""
+    changed: bool = False  # whether anything that was planted on the host is different
+    note: str = ""  # what the system itself said about the end
 
 
 def selection() -> Selection:
@@ -119,15 +110,7 @@ def unpromised() -> dict[str, dict[str, str]]:
 def judge(  # noqa: PLR0911 - one line for each way to see it
     case: Case, how: Portable, seen: Seen, again: Seen | None, names: Mapping[str, Any]
 ) -> tuple[Word, str]:
-    """What came of a case, and the words that show it.
-
-    Args:
-        case: with an attempt, of which the answer is taken out of what was printed; or a program.
-        how: from :func:`selection`.
-        seen: of its one run.
-        again: of the second, where two are compared.
-        names: of what was planted on the host.
-    """
+    """What came of a case, and the words that show it."""
     if seen.changed:
         return "through", "files of the host were changed"
     if case.attempt is not None:

@@ -17,16 +17,12 @@ import anyio
 import anyio.abc
 import psutil
 
-FLOOD_BYTES = 8 * 2**20
-"""Of output that reach the caller: a hundred times what any profile of ours keeps."""
+FLOOD_BYTES = 8 * 2**20  # of output that reach the caller: a hundred times what any profile of ours keeps
 FLOOD_RSS = 800 * 2**20
 """Of the caller's side, where it is a library that keeps all output for itself; idle ones take 60 MiB."""
-LOOK_SECONDS = 0.2
-"""Between two looks at the caller's memory: a program prints a few hundred MiB in it."""
-DRAIN_SECONDS = 0.5
-"""For the last output of a command that has ended."""
-GONE_SECONDS = 3.0
-"""For processes to disappear after a call; removing a container takes a tenth of it."""
+LOOK_SECONDS = 0.2  # between two looks at the caller's memory: a program prints a few hundred MiB in it
+DRAIN_SECONDS = 0.5  # for the last output of a command that has ended
+GONE_SECONDS = 3.0  # for processes to disappear after a call; removing a container takes a tenth of it
 
 
 @dataclass(slots=True)
@@ -51,17 +47,7 @@ async def run(
     complete: Callable[[bytes], bool] = lambda _: False,
     keeps: bool = True,
 ) -> Ran:
-    """Run a command until it ends, floods, or its seconds are up; then nothing of its session is left.
-
-    Args:
-        argv: the command, found on the ``PATH`` of ``env``.
-        seconds: it has, in all.
-        stdin: is written at once; where there is none, standard input is closed, else it stays open.
-        env: instead of ours.
-        cwd: its directory.
-        keeps: whether the command is a caller that may keep all output for itself, and not the sandbox.
-        complete: whether this is all of the standard output that is waited for.
-    """
+    """Run a command until it ends, floods, or its seconds are up; then nothing of its session is left."""
     ran = Ran()
     began = anyio.current_time()
     process = await anyio.open_process(argv, env=env, cwd=cwd, start_new_session=True)

@@ -26,8 +26,7 @@ from glovebox_sandboxes.contract.base import Limits
 
 PYTHON = ("python3", "-I", "-B", "-X", "utf8", "-c")
 CALLER = ("PATH", "HOME", "LANG", "DOCKER_HOST", "XDG_RUNTIME_DIR", CANARY)
-NOBODY = 65534
-"""Who runs what is meant for a normal user's machine, where the comparison is run as root."""
+NOBODY = 65534  # who runs what is meant for a normal user's machine, where the comparison is run as root
 INSIDE = {"WORKSPACE": "/workspace", "SCRATCH": "/tmp", "OUTPUT": "/tmp/output", "INPUT": "/tmp/input"}  # noqa: S108
 BEGUN = "gbx-begun"
 """What a program says before anything else, on standard error: without it nothing was run, and nothing stopped."""
@@ -47,14 +46,11 @@ class System(ABC):
     key: str
     title: str
     version: str = ""
-    notes: str = ""
-    """How it was got and set, where that is not plain from the command."""
+    notes: str = ""  # how it was got and set, where that is not plain from the command
     linux: ClassVar[bool] = True
     """Whether a program finds a Linux kernel: processes, /proc, /dev, sockets that are sockets."""
-    workspace: ClassVar[bool] = True
-    """Whether files of the host can be given to it at all."""
-    slack: ClassVar[float] = 6.0
-    """Seconds it may take to start and to clean up, beside the program's own."""
+    workspace: ClassVar[bool] = True  # whether files of the host can be given to it at all
+    slack: ClassVar[float] = 6.0  # seconds it may take to start and to clean up, beside the program's own
 
     @abstractmethod
     def command(self) -> str:
@@ -228,14 +224,9 @@ class LlmSandbox(_Foreign):
     def settings(limits: Limits) -> dict[str, object]:
         """Its ``runtime_configs``."""
         return {
-            "network_mode": "none",
-            "mem_limit": limits.memory_bytes,
-            "pids_limit": limits.pids,
-            "cap_drop": ["ALL"],
-            "cap_add": ["DAC_OVERRIDE"],
-            "security_opt": ["no-new-privileges:true"],
-            "stop_signal": "SIGKILL",
-        }
+            "network_mode": "none", "mem_limit": limits.memory_bytes, "pids_limit": limits.pids, "cap_drop": ["ALL"],
+            "cap_add": ["DAC_OVERRIDE"], "security_opt": ["no-new-privileges:true"], "stop_signal": "SIGKILL",
+        }  # fmt: skip
 
     def command(self) -> str:
         """The lines, with the limits of a plain case."""

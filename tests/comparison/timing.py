@@ -13,8 +13,7 @@ from tests.comparison.systems import PYTHON, System, owned
 from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.case import LIMITS
 
-ROUNDS = 10
-"""It is there to tell tenths of a second from seconds, and is no benchmark."""
+ROUNDS = 10  # it is there to tell tenths of a second from seconds, and is no benchmark
 BARE = "/usr/bin/python3"
 """Of the system, as in the controls: others on the PATH may be shell scripts that look for one."""
 PROGRAM = "print(1)"

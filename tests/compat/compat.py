@@ -30,21 +30,16 @@ from glovebox_server.calls import Principal
 from glovebox_server.settings import Settings
 
 PLACE = ROOT / ".compat"
-KEPT = PLACE / "outcomes.json"
-"""What the last run found: a pair of outcomes by module."""
-PYTHON = "python3.11"
-"""The suite is of one version: Debian 12's, of which the sandboxes' Python is a copy there."""
+KEPT = PLACE / "outcomes.json"  # what the last run found: a pair of outcomes by module
+PYTHON = "python3.11"  # the suite is of one version: Debian 12's, of which the sandboxes' Python is a copy there
 TABLE, SUMMARY = ROOT / "docs/internals/compat.csv", ROOT / "docs/internals/compat-summary.csv"
 LIMITS = {"wall_seconds": "600", "cpu_seconds": "600", "memory": '"4 GiB"', "pids": "256", "scratch": '"2 GiB"'}
 """Instead of those shipped: a module of the suite is not a short program."""
 HOST_SECONDS = 600
-AT_ONCE = 3
-"""Modules under way: most of the time they wait."""
+AT_ONCE = 3  # modules under way: most of the time they wait
 NOBODY = 65534
-UNLOADED = "unittest.loader._FailedTest."
-"""What unittest calls a module that cannot be imported."""
-SHOWN = 40
-"""Differences without a reason that are printed; all are in the table."""
+UNLOADED = "unittest.loader._FailedTest."  # what unittest calls a module that cannot be imported
+SHOWN = 40  # differences without a reason that are printed; all are in the table
 Outcomes = Mapping[str, tuple[str, str]]
 """By a test's name: passed, failed, skipped or started, and the last line of its error."""
 

@@ -10,10 +10,8 @@ from glovebox_server.egress.request import PIECE_BYTES, BodyDecoder
 _ENCODINGS = ("gzip", "deflate", "", "identity", "x-gzip", "GZIP ", "br", "gzip, deflate")
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _RATIO, _GRACE = 100, 64 * 1024
-_PACKED = 1024 * 1024
-"""Bytes that are packed for the fuzzer: far beyond the ratio, in little time."""
-_MOST = 8 * 1024 * 1024
-"""Decoded bytes of the second reading: more than any input of 64 KiB may become."""
+_PACKED = 1024 * 1024  # bytes that are packed for the fuzzer: far beyond the ratio, in little time
+_MOST = 8 * 1024 * 1024  # decoded bytes of the second reading: more than any input of 64 KiB may become
 _BOMB = "The body decompresses to more than 100 times its size."
 
 

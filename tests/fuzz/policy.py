@@ -16,8 +16,7 @@ from glovebox_server.startup import decide_examples
 _PATH = Path("fuzz.toml")
 _PROFILES = load([SHIPPED], check_example=None)
 _KNOWN = (_PROFILES, tuple(RULES))
-_WHOLE_FILE = ("", "example")
-"""What is said of no line: a file that is too large or no TOML, and one without examples."""
+_WHOLE_FILE = ("", "example")  # what is said of no line: a file that is too large or no TOML, and one without examples
 
 
 def check(data: bytes) -> None:

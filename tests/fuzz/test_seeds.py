@@ -9,8 +9,7 @@ from tests.fuzz.patches import OLD
 
 from glovebox_server.promotion.plan import made
 
-MUTATION_SECONDS = 2.0
-"""For one target: a smoke test. `make fuzz` is what searches."""
+MUTATION_SECONDS = 2.0  # for one target: a smoke test. `make fuzz` is what searches.
 
 
 def _changed(data: bytes, chance: random.Random) -> bytes:

@@ -25,10 +25,8 @@ from tests.perf.series import Series
 from tests.perf.sides import HERE, THERE, Side, alternating
 
 ROUNDS, QUICK_ROUNDS = 6, 2
-MOST_REPEATS = 6
-"""Of what takes a server's start or seconds of load for one value; so many are enough for a bootstrap."""
-LOOKS = 3
-"""Times that waiting sandboxes are looked at: memory hardly differs between two of them."""
+MOST_REPEATS = 6  # of what takes a server's start or seconds of load for one value; so many are enough for a bootstrap
+LOOKS = 3  # times that waiting sandboxes are looked at: memory hardly differs between two of them
 LOAD_SECONDS, QUICK_LOAD_SECONDS = 5.0, 3.0
 CPU_SECONDS = 5.0
 APART_SECONDS, SETTLE_SECONDS = 0.05, 0.5
@@ -39,8 +37,7 @@ import anyio, json
 from tests.perf import wire
 print(json.dumps({{key: each.values for key, each in anyio.run(wire.measured, {rounds}).items()}}))
 """
-Values = dict[str, list[tuple[float, ...]]]
-"""By ``KEY SIDE``: rounds."""
+Values = dict[str, list[tuple[float, ...]]]  # by ``KEY SIDE``: rounds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,8 +47,7 @@ class Both:
     rows: tuple[Row, ...]
     sides: tuple[Side, Side]
     directory: Path
-    usable: Sequence[str]
-    """Drivers that both can use."""
+    usable: Sequence[str]  # drivers that both can use
     pandas: Bare | None
     rounds: int
     quick: bool
@@ -69,13 +65,9 @@ class Both:
         (self.directory / "workspace").mkdir(exist_ok=True, mode=0o755)
         bare.write_csv(self.directory / "workspace")
         steps: dict[Part, Callable[[], Awaitable[None]]] = {
-            "latency": self._latency,
-            "broker": self._broker,
-            "load": self._load,
-            "burst": self._burst,
-            "idle": self._idle,
-            "wire": self._wire,
-        }
+            "latency": self._latency, "broker": self._broker, "load": self._load, "burst": self._burst,
+            "idle": self._idle, "wire": self._wire,
+        }  # fmt: skip
         for part, step in steps.items():
             if self._wanted(part):
                 try:
@@ -228,12 +220,7 @@ class Both:
 
 
 async def compare(options: argparse.Namespace, console: Console, tick: Callable[[str], None]) -> int:
-    """Measure both, show, keep; the exit code.
-
-    Raises:
-        NoRevisionError: a side cannot be run, or runs what is not its own.
-        ValueError: there is no such row.
-    """
+    """Measure both, show, keep; the exit code."""
     rows = tuple(row for row in chosen(options.rows, BETWEEN) if not options.drivers or row.driver in options.drivers)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     with (

@@ -16,12 +16,9 @@ from pathlib import Path
 from glovebox_sandboxes.contract.base import PACKAGES
 from glovebox_sandboxes.runtime import runtime
 
-TRIES = 15
-"""Starts of each candidate; they differ by tenths."""
-OLDEST = (3, 11)
-"""The oldest series that Glovebox itself runs on."""
-SECONDS = 60
-"""For one program; the slowest takes half a second."""
+TRIES = 15  # starts of each candidate; they differ by tenths
+OLDEST = (3, 11)  # the oldest series that Glovebox itself runs on
+SECONDS = 60  # for one program; the slowest takes half a second
 CODE = "print(1)"
 PRINTED = "1\n"
 #: Both run in the workspace: the bare interpreter in the host's directory, the sandbox in its mount.
@@ -40,8 +37,7 @@ class Bare:
 
     python: str
     version: str
-    packages: str = ""
-    """A directory that is added to the module path; empty where nothing needs to be."""
+    packages: str = ""  # a directory that is added to the module path; empty where nothing needs to be
 
     @property
     def told(self) -> str:
@@ -56,11 +52,7 @@ class Bare:
         return subprocess.run(argv, capture_output=True, check=True, cwd=cwd, timeout=SECONDS, text=True).stdout
 
     def milliseconds(self, code: str, printed: str, cwd: Path | None = None) -> float:
-        """How long one run takes.
-
-        Raises:
-            RuntimeError: it printed something else.
-        """
+        """How long one run takes."""
         began = time.perf_counter()
         found = self.run(code, cwd)
         spent = (time.perf_counter() - began) * 1000
@@ -99,11 +91,7 @@ def fastest(tries: int = TRIES) -> Bare:
 
 
 def with_pandas(data: Path) -> Bare:
-    """The interpreter that the sandboxes' runtime was copied from, with the runtime's own packages: the same pandas.
-
-    Raises:
-        RuntimeError: there is no runtime, or the interpreter has changed since.
-    """
+    """The interpreter that the sandboxes' runtime was copied from, with the runtime's own packages: the same pandas."""
     found = runtime.find(data)
     if found is None:
         raise RuntimeError(f"there is no runtime in {data}: run `glovebox setup`")

@@ -25,8 +25,7 @@ START_SECONDS = 120.0
 """For a server to listen, and for a first call: a driver is probed in it, and may have to put a guest in place."""
 RESTS = {"docker": 1.5, "gvisor": 3.0}
 """Seconds after a call by which the next sandbox is ready; other drivers keep up without."""
-END_SECONDS = 60.0
-"""For a server to end in good order."""
+END_SECONDS = 60.0  # for a server to end in good order
 _HEAD_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
 
@@ -40,12 +39,10 @@ class Setup:
     driver: str = "bubblewrap"
     preload: tuple[str, ...] | None = None
     """Modules that ``run_python`` preloads; None for those of the shipped profile."""
-    cold: bool = False
-    """Whether its profiles say that every sandbox is started for its call."""
+    cold: bool = False  # whether its profiles say that every sandbox is started for its call
     spans: Path | None = None
     """Where the server is to write how long the parts of each call took; it is a plain one else."""
-    side: Side = OURS
-    """The revision that is run."""
+    side: Side = OURS  # the revision that is run
 
     def command(self, *more: str) -> list[str]:
         """The server's command line."""
@@ -57,11 +54,7 @@ class Setup:
         return [self.side.python, "-m", "tests.perf.serving", str(self.spans), *arguments]
 
     def write(self) -> None:
-        """Make the directory, with the shipped profiles of the revision, changed to this driver and this start.
-
-        Raises:
-            FileNotFoundError: it ships none; its server would run with others than are asked for.
-        """
+        """Make the directory, with the shipped profiles of the revision, changed to this driver and this start."""
         own = self.directory / "profiles"
         own.mkdir(parents=True, mode=0o755, exist_ok=True)
         shipped_profiles = list((self.side.root / self.side.layout.profiles).glob("*.toml"))
@@ -97,11 +90,7 @@ async def over_stdio(setup: Setup) -> AsyncIterator[Client]:
 
 
 async def answered(client: Client, tool: str, arguments: dict[str, Any], driver: str) -> dict[str, Any]:
-    """One whole call; its result.
-
-    Raises:
-        RuntimeError: it failed, or did not run where it should.
-    """
+    """One whole call; its result."""
     result = await client.call_tool(tool, arguments)
     found: dict[str, Any] = result.structured_content or {}
     isolation = found.get("isolation") or {}
@@ -111,11 +100,7 @@ async def answered(client: Client, tool: str, arguments: dict[str, Any], driver:
 
 
 async def printed(client: Client, code: str, expected: str, driver: str) -> float:
-    """Milliseconds of one whole call of ``run_python``.
-
-    Raises:
-        RuntimeError: it failed, or printed something else.
-    """
+    """Milliseconds of one whole call of ``run_python``."""
     began = time.perf_counter()
     found = await answered(client, "run_python", {"code": code}, driver)
     spent = (time.perf_counter() - began) * 1000
@@ -211,12 +196,7 @@ class Caller:
         return head.encode() + body
 
     async def call(self, request: bytes) -> bytes:
-        """Send a request and return the body of its answer.
-
-        Raises:
-            RuntimeError: the answer is no success, or of a form that this does not read.
-            anyio.EndOfStream: the server closed the connection.
-        """
+        """Send a request and return the body of its answer."""
         await self._stream.send(request)
         head = (await self._until(lambda data: data.find(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else 0)).lower()
         if not head.startswith(b"http/1.1 200"):

@@ -27,10 +27,8 @@ class Contrast:
     row: Row
     here: float | None = None
     there: float | None = None
-    interval: Interval | None = None
-    """How many times as much it costs here as there; of a rate, there as here."""
-    reason: str = ""
-    """Why it was not measured."""
+    interval: Interval | None = None  # how many times as much it costs here as there; of a rate, there as here
+    reason: str = ""  # why it was not measured
 
     @property
     def slower(self) -> bool:
@@ -64,13 +62,7 @@ class Contrast:
 
 
 def contrast(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) -> Contrast:
-    """Hold both sides of a row against each other.
-
-    Args:
-        row: which.
-        series: what was measured, by ``KEY SIDE``.
-        reasons: why what is missing was not, by ``KEY SIDE`` or by ``KEY``.
-    """
+    """Hold both sides of a row against each other."""
     keys = [f"{row.judged} {name}" for name in (HERE, THERE)]
     missing = [key for key in keys if key not in series]
     if missing:

@@ -23,8 +23,7 @@ from glovebox_sandboxes.session import connection, run
 from glovebox_sandboxes.session.connection import StreamSink
 from glovebox_server.settings import Settings
 
-SECONDS = 1.0
-"""Of sending, for each length of a slot."""
+SECONDS = 1.0  # of sending, for each length of a slot
 LIMITS = Limits(
     wall_seconds=60, cpu_seconds=60, memory_bytes=512 * 2**20, pids=64, scratch_bytes=16 * 2**20, output_bytes=2**20,
     output_files=1, stream_bytes=2**16,
@@ -36,14 +35,10 @@ class Channel:
     """What two programs do to say one bit per place; each part is Python inside the sandbox."""
 
     name: str
-    shared: str
-    """What both do first; may set ``WIDTH``, the number of places."""
-    send: str
-    """Body of ``send(bits)``."""
-    look: str
-    """Body of ``look()``, which returns a list of bits."""
-    slots: tuple[float, ...] = (0.0003, 0.001, 0.004, 0.016)
-    """Lengths to try, in seconds."""
+    shared: str  # what both do first; may set ``WIDTH``, the number of places
+    send: str  # body of ``send(bits)``
+    look: str  # body of ``look()``, which returns a list of bits
+    slots: tuple[float, ...] = (0.0003, 0.001, 0.004, 0.016)  # lengths to try, in seconds
 
 
 FILES = """

@@ -26,17 +26,12 @@ from tests.perf.clients import Caller, Listening, Setup, succeeded
 from tests.perf.series import Series, compared, rounded
 from tests.perf.sides import OURS, Side
 
-BOUND = 3.0
-"""What the peer's median beside others may be, in medians of its own alone."""
-CONNECTIONS = 250
-"""Of the other token: as many calls at one time as one principal may have under way, but for a few."""
-CALLS = 25
-"""Of the peer's in one half of a round."""
+BOUND = 3.0  # what the peer's median beside others may be, in medians of its own alone
+CONNECTIONS = 250  # of the other token: as many calls at one time as one principal may have under way, but for a few
+CALLS = 25  # of the peer's in one half of a round
 ROUNDS, QUICK_ROUNDS = 12, 2
-SETTLE_SECONDS = 4.0
-"""After which the other's programs have all they will get, and after which nothing of them is left."""
-PAUSE_SECONDS = 0.02
-"""Of the peer's between two calls: a person's client thinks in between."""
+SETTLE_SECONDS = 4.0  # after which the other's programs have all they will get, and after which nothing of them is left
+PAUSE_SECONDS = 0.02  # of the peer's between two calls: a person's client thinks in between
 HALF_SECONDS = 100.0
 """After which half a round ends, however few calls there were: a peer that starves makes two in that time."""
 
@@ -46,11 +41,9 @@ KINDS = {
     "memory": "held = []\nwhile True: held.append(b'x' * 2**24)",
     "flood": "text = 'x' * 65535\nwhile True: print(text)",
     "quick": CODE,
-}
-"""Programs of the other token; ``mixed`` runs one of each."""
+}  # programs of the other token; ``mixed`` runs one of each
 MIXED = "mixed"
-REQUESTS = "requests"
-"""Runs none, and asks for the list of tools instead."""
+REQUESTS = "requests"  # runs none, and asks for the list of tools instead
 EVERY = (*KINDS, MIXED, REQUESTS)
 
 
@@ -61,10 +54,8 @@ class Kind:
     name: str
     alone: list[tuple[float, ...]] = field(default_factory=list)
     beside: list[tuple[float, ...]] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    """Answers that the peer did not get, or that were refusals."""
-    theirs: int = 0
-    """Calls of the other token that came to an end meanwhile."""
+    lost: list[str] = field(default_factory=list)  # answers that the peer did not get, or that were refusals
+    theirs: int = 0  # calls of the other token that came to an end meanwhile
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""

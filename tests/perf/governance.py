@@ -71,17 +71,13 @@ EXAMPLE = """
 principal = "token:a"
 call = { tool = "run_python" }
 expect = "deny"
-"""
-"""Each policy ends with one."""
+"""  # each policy ends with one
 POLICIES = {"nothing": ROLE, "role": ROLE, "budgets": ROLE + BUDGETS, "all": ROLE + BUDGETS + REST}
 """By row: nothing governs at all; a role; three budgets with it; and approvals that do not ask, stops, watch rules."""
-PAIRS = (("role", "budgets"), ("nothing", "all"))
-"""What is held against what."""
-STOPS = 20
-"""In force, for somebody else."""
+PAIRS = (("role", "budgets"), ("nothing", "all"))  # what is held against what
+STOPS = 20  # in force, for somebody else
 WHO = Principal(id="local:0", transport="cli")
-PAUSE = 0.12
-"""Seconds in which a sandbox is made for the next call."""
+PAUSE = 0.12  # seconds in which a sandbox is made for the next call
 
 
 @asynccontextmanager

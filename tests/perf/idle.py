@@ -18,30 +18,23 @@ from tests.perf.sides import OURS, Side
 
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 
-AT_ONCE = 8
-"""Calls before looking: after them several sandboxes wait, as on a server that is in use."""
+AT_ONCE = 8  # calls before looking: after them several sandboxes wait, as on a server that is in use
 SETTLED_LOOKS = 10
-LOOK_SECONDS = 0.2
-"""The queue is full when the same sandboxes were there in so many looks, so far apart."""
+LOOK_SECONDS = 0.2  # the queue is full when the same sandboxes were there in so many looks, so far apart
 SETTLE_SECONDS = 60.0
 CPU_SECONDS = 20.0
-QUICK_CPU_SECONDS = 4.0
-"""Over which processor time is counted; the kernel counts it in nanoseconds."""
+QUICK_CPU_SECONDS = 4.0  # over which processor time is counted; the kernel counts it in nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """Sandboxes that are looked at, and the rows they are for."""
 
-    memory: str
-    """Key of their memory."""
+    memory: str  # key of their memory
     driver: str
-    preload: tuple[str, ...] | None
-    """Modules; None for those of the shipped profile."""
-    processor: str | None = None
-    """Key of the processor time, where it is counted."""
-    server: str | None = None
-    """Key of the server's own memory, where that is a row."""
+    preload: tuple[str, ...] | None  # modules; None for those of the shipped profile
+    processor: str | None = None  # key of the processor time, where it is counted
+    server: str | None = None  # key of the server's own memory, where that is a row
 
     @property
     def code(self) -> str:
@@ -67,8 +60,7 @@ LOOKS = (
     Look(memory="memory-gvisor", driver="gvisor", preload=(), processor="idle-gvisor"),
 )
 
-Group = tuple[int, ...]
-"""The processes of one sandbox."""
+Group = tuple[int, ...]  # the processes of one sandbox
 
 
 def in_namespaces(pids: Sequence[int]) -> dict[str, Group]:
@@ -150,12 +142,7 @@ def processor_seconds(pids: Sequence[int]) -> dict[str, float]:
 
 
 async def settled(server: int, driver: str) -> list[Group]:
-    """The sandboxes that wait once nothing changes any more.
-
-    Raises:
-        TimeoutError: that was never so.
-        RuntimeError: none wait.
-    """
+    """The sandboxes that wait once nothing changes any more."""
     same, before = 0, set[Group]()
     with anyio.fail_after(SETTLE_SECONDS):
         while same < SETTLED_LOOKS:

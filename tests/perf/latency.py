@@ -21,15 +21,11 @@ from tests.perf.rows import told
 from tests.perf.series import Series
 from tests.perf.sides import OURS, Side
 
-Once = Callable[[], Awaitable[float]]
-"""Do it once; milliseconds."""
+Once = Callable[[], Awaitable[float]]  # do it once; milliseconds
 _Ready = TypeVar("_Ready")
-ONE_CALL_SECONDS = 120.0
-"""For one call: what takes longer has failed."""
-QUICK_PART = 5
-"""A quick run does one part in so many of each block."""
-IN_A_ROW = 200
-"""Calls without a pause, each round, where they are to be sustained."""
+ONE_CALL_SECONDS = 120.0  # for one call: what takes longer has failed
+QUICK_PART = 5  # a quick run does one part in so many of each block
+IN_A_ROW = 200  # calls without a pause, each round, where they are to be sustained
 PAUSE_SECONDS = 0.02
 """Between calls that are not in a row: in less than a model takes to its next word, the next sandbox is there."""
 FULL_QUEUE = 16
@@ -44,19 +40,14 @@ class Way:
     key: str
     what: str
     once: Once
-    block: int = 1
-    """Times in a row, each round."""
-    uncounted: int = 0
-    """Of these, how many at the beginning do not count."""
-    every: int = 1
-    """Rounds from one to the next that does it; for what takes seconds."""
+    block: int = 1  # times in a row, each round
+    uncounted: int = 0  # of these, how many at the beginning do not count
+    every: int = 1  # rounds from one to the next that does it; for what takes seconds
     rest: float = 0.0
     """Seconds after each time in which nothing is measured: what it left to be done must not fall on the next."""
     note: str = ""
-    turn: str = ""
-    """What it takes turns with, call by call: others with the same word."""
-    apart: float = 0.0
-    """Seconds before the next turn: what it left to be done must not fall on another's call."""
+    turn: str = ""  # what it takes turns with, call by call: others with the same word
+    apart: float = 0.0  # seconds before the next turn: what it left to be done must not fall on another's call
 
     @property
     def run(self) -> int:
@@ -68,8 +59,7 @@ class Way:
 class Bench:
     """What ways are made of; ``ways`` and ``reasons`` fill as servers come up."""
 
-    quick: bool
-    """Whether blocks are to be short."""
+    quick: bool  # whether blocks are to be short
 
     directory: Path
     stack: AsyncExitStack
@@ -80,8 +70,7 @@ class Bench:
     wanted: Collection[str]
     side: Side = OURS
     ways: list[Way] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Series that cannot be measured here, and why."""
+    reasons: dict[str, str] = field(default_factory=dict)  # series that cannot be measured here, and why
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -250,14 +239,7 @@ class Bench:
 async def interleaved(
     ways: list[Way], rounds: int, reasons: dict[str, str], tick: Callable[[str], None]
 ) -> dict[str, Series]:
-    """Time every way, round by round; the first round warms up and does not count.
-
-    Args:
-        ways: what to time. One that fails is left out from then on, and has a reason.
-        rounds: that count.
-        reasons: gets what failed, by key.
-        tick: told before each block what is done.
-    """
+    """Time every way, round by round; the first round warms up and does not count."""
     taken: dict[str, list[tuple[float, ...]]] = {way.key: [] for way in ways}
     turns: dict[str, list[Way]] = {}
     for way in ways:

@@ -15,8 +15,7 @@ from glovebox_server.egress.request import PIECE_SEARCHED
 from glovebox_server.guards.redaction.detector import KeyMasker, derive_forms, squeeze
 
 MIB = 1 << 20
-SECONDS, STALL = 0.2, 0.05
-"""Per MiB, and of the event loop at once."""
+SECONDS, STALL = 0.2, 0.05  # per MiB, and of the event loop at once
 _LETTERS = string.ascii_letters + string.digits
 
 

@@ -13,16 +13,13 @@ from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Caller, Listening, Setup, succeeded
 from tests.perf.series import Series, one
 
-CALLERS = 16
-"""As many as a server has at work at one time (server/glovebox_server/guards/admission/admission.py)."""
+CALLERS = 16  # as many as a server has at work at one time (server/glovebox_server/guards/admission/admission.py)
 SECONDS = 60.0
 """Of one rate; the bare interpreter has half of it before and half of it after, for what the machine does meanwhile."""
 QUICK_SECONDS = 10.0
 BURST = 200
-BURST_SECONDS = 300.0
-"""For all answers of a burst."""
-RAMP_SECONDS = 2.0
-"""Before calls count: callers begin at once, and no rate is one of the first second."""
+BURST_SECONDS = 300.0  # for all answers of a burst
+RAMP_SECONDS = 2.0  # before calls count: callers begin at once, and no rate is one of the first second
 
 Loop = Callable[[], Awaitable[None]]
 

@@ -31,11 +31,7 @@ class Peer:
         self._scratch = scratch
 
     async def once(self) -> float:
-        """Milliseconds of one program, from its caller's call to the caller's end of it.
-
-        Raises:
-            RuntimeError: it did not print what it should.
-        """
+        """Milliseconds of one program, from its caller's call to the caller's end of it."""
         name = f"gbx{secrets.token_hex(5)}"
         began = time.perf_counter()
         ran = await self._system.ran(CODE, LIMITS, self._planted, scratch=self._scratch, name=name)
@@ -50,16 +46,7 @@ class Peer:
 
 @asynccontextmanager
 async def ready(key: str, directory: Path, image: str) -> AsyncIterator[Peer]:
-    """A peer, installed where it was not.
-
-    Args:
-        key: which.
-        directory: for what its calls write.
-        image: of Docker, with ``python3``.
-
-    Raises:
-        NotHereError: it cannot be had here.
-    """
+    """A peer, installed where it was not."""
     scratch = owned(directory / f"peer-{key}")
     async with got(key, FOLDER, image) as system, host.planted() as planted:
         if not isinstance(system, Foreign):

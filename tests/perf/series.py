@@ -13,8 +13,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """By the number of rounds: how many standard errors to either side make 95 %."""
 FEW = 6
 """Rounds of which not even the smallest and the largest enclose the true median in 95 of 100 runs (2 / 2**n > 5 %)."""
-RESAMPLES = 2000
-"""Of a bootstrap: the ends of its interval then move by less than what is shown of them."""
+RESAMPLES = 2000  # of a bootstrap: the ends of its interval then move by less than what is shown of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +21,10 @@ class Series:
     """Values of one thing, in the rounds in which they were taken."""
 
     key: str
-    what: str
-    """For a reader who sees nothing else."""
+    what: str  # for a reader who sees nothing else
     unit: str
     rounds: tuple[tuple[float, ...], ...]
-    note: str = ""
-    """How it was measured, where that is not plain: how many callers, which pause."""
+    note: str = ""  # how it was measured, where that is not plain: how many callers, which pause
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -58,11 +55,7 @@ def one(key: str, what: str, unit: str, value: float, note: str = "") -> Series:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of them lies, straight between the two nearest.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The value below which this share of them lies, straight between the two nearest."""
     if not values:
         raise ValueError("there is no quantile of nothing")
     ordered = sorted(values)
@@ -104,15 +97,6 @@ def compared(ours: Series, theirs: Series, statistic: Statistic = "p50", *, floo
     rounds are drawn, for both at once, since what a slow moment of the machine did to one it did to the other, and
     the calls of one round are not independent of each other. A bootstrap of a few rounds says less than it seems to:
     below ``FEW`` it is Student's, of the logarithms of the rounds' ratios.
-
-    Args:
-        ours: the numerator.
-        theirs: the denominator.
-        statistic: which number.
-        floor: values below it are as good as it.
-
-    Raises:
-        ValueError: they were not taken in the same rounds, in fewer than two, or one came to nothing.
     """
     pairs = [
         (_raised(a, floor, statistic), _raised(b, floor, statistic))

@@ -21,10 +21,8 @@ from tests.perf.machine import ROOT
 HERE, THERE = "here", "there"
 FOLDERS = ("server", "sandboxes", "profiles")
 """In every revision; packages themselves in early ones, folders with packages in them since."""
-SETUP_SECONDS = 900.0
-"""For a runtime, and for an image of Docker, whose base and packages come over the network."""
-ASK_SECONDS = 120.0
-"""For ``doctor``, and for a look at where modules are."""
+SETUP_SECONDS = 900.0  # for a runtime, and for an image of Docker, whose base and packages come over the network
+ASK_SECONDS = 120.0  # for ``doctor``, and for a look at where modules are
 _WHERE = """
 import importlib.util, json, sys
 found = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
@@ -41,25 +39,17 @@ class NoRevisionError(Exception):
 class Layout:
     """How revisions of one time are started."""
 
-    mark: str
-    """A file that only these have."""
-    program: str
-    """Module that is the command line."""
-    app: str
-    """Module that puts the server's parts together."""
-    profiles: str
-    """Folder of the shipped profiles."""
+    mark: str  # a file that only these have
+    program: str  # module that is the command line
+    app: str  # module that puts the server's parts together
+    profiles: str  # folder of the shipped profiles
 
 
 LAYOUTS = (
-    Layout(
-        mark="server/glovebox_server/__main__.py",
-        program="glovebox_server",
-        app="glovebox_server.app",
-        profiles="profiles/glovebox_profiles/data",
-    ),
+    Layout(mark="server/glovebox_server/__main__.py", program="glovebox_server", app="glovebox_server.app",
+        profiles="profiles/glovebox_profiles/data"),
     Layout(mark="server/cli.py", program="server.cli", app="server.app", profiles="profiles"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +59,11 @@ class Side:
     name: str = HERE
     root: Path = ROOT
     python: str = sys.executable
-    data: Path | None = None
-    """Its runtime; None for where the settings say."""
+    data: Path | None = None  # its runtime; None for where the settings say
 
     @property
     def layout(self) -> Layout:
-        """How it is started.
-
-        Raises:
-            NoRevisionError: no revision that is known looks like this.
-        """
+        """How it is started."""
         for each in LAYOUTS:
             if (self.root / each.mark).is_file():
                 return each
@@ -94,11 +79,7 @@ class Side:
         return [self.python, "-m", self.layout.program, *arguments]
 
     def said(self, argv: Sequence[str], seconds: float = ASK_SECONDS, cwd: Path | None = None) -> str:
-        """What one of its programs prints, in ``root`` unless told; whatever its exit code.
-
-        Raises:
-            NoRevisionError: it printed nothing.
-        """
+        """What one of its programs prints, in ``root`` unless told; whatever its exit code."""
         environ = {**environment(("PATH", "HOME", "USER", "LANG", "PIP_")), **self.env}
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, timeout=seconds, cwd=cwd or self.root, env=environ
@@ -113,17 +94,12 @@ class Side:
         return {each["driver"]: each["version"] for each in drivers if each["usable"]}
 
 
-OURS = Side()
-"""This clone, as its ``.venv`` has it."""
+OURS = Side()  # this clone, as its ``.venv`` has it
 
 
 @contextmanager
 def checked_out(name: str, directory: Path) -> Iterator[Path]:
-    """A revision's files, for the length of the block.
-
-    Raises:
-        NoRevisionError: git does not know it.
-    """
+    """A revision's files, for the length of the block."""
     place = directory / "other"
     git = ["git", "-C", str(ROOT), "worktree"]
     done = subprocess.run(
@@ -151,11 +127,7 @@ def made(name: str, root: Path, directory: Path) -> Side:
 
 
 def set_up(side: Side, *, base: str | None) -> None:
-    """Build its runtime, and from ``base``, if there is one, its image of Docker.
-
-    Raises:
-        NoRevisionError: it cannot be built.
-    """
+    """Build its runtime, and from ``base``, if there is one, its image of Docker."""
     argv = side.command("setup", *(["--docker", "--base", base] if base else []))
     environ = {**environment(("PATH", "HOME", "USER", "LANG", "PIP_")), **side.env}
     done = subprocess.run(
@@ -181,9 +153,6 @@ def own_code(sides: Sequence[Side]) -> dict[str, str]:
     """Where each side finds the code of both: its own, below its root, and nobody else's.
 
     Asked twice: as a server is started, and by a Python that is deaf to its surroundings, as children are.
-
-    Raises:
-        NoRevisionError: a side would import what is not its own, or would not find what is.
     """
     names = sorted({name for side in sides for name in packages(side.root)})
     facts: dict[str, str] = {}

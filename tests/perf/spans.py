@@ -63,8 +63,7 @@ class _Span:
 
     call: _Call
     within: "_Span | None"
-    inner: float = 0.0
-    """Milliseconds spent in parts within it."""
+    inner: float = 0.0  # milliseconds spent in parts within it
     began: float = field(default_factory=time.perf_counter)
 
     def end(self, part: str) -> float:
@@ -145,11 +144,7 @@ def wrapped(function: Callable[..., Any], part: str) -> Callable[..., Any]:
 
 
 def found(place: str) -> tuple[Any, str, Callable[..., Any]]:
-    """Whose attribute a place is, its last name, and the function.
-
-    Raises:
-        LookupError: nothing is there any more.
-    """
+    """Whose attribute a place is, its last name, and the function."""
     module, _, name = place.partition(":")
     *way, last = name.split(".")
     try:

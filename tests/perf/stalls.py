@@ -23,10 +23,8 @@ from tests.perf.clients import Listening, Setup, over_http
 from glovebox_server import event_loop
 from glovebox_server.cli.main import main as serve_main
 
-BOUND_MS = 50.0
-"""Longest stall that is promised on an idle machine, in nine of ten runs."""
-ANSWER_SECONDS = 45.0
-"""For the answers to one input, after which it counts as it is."""
+BOUND_MS = 50.0  # longest stall that is promised on an idle machine, in nine of ten runs
+ANSWER_SECONDS = 45.0  # for the answers to one input, after which it counts as it is
 _TAKEN = 1 << 20
 
 

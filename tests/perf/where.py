@@ -32,8 +32,7 @@ REST_SECONDS = 0.02
 """Between two calls at least: about what a bare interpreter takes, between which the bench's calls are made."""
 WARM_UP = 20
 """Calls before any counts: the pool finds out how many are wanted, and files and pages are where they will be."""
-RECORD_BYTES = 4096
-"""About what a call's longest record has, which is the one of its sandbox."""
+RECORD_BYTES = 4096  # about what a call's longest record has, which is the one of its sandbox
 OUTSIDE = "answer: written, read; the client's own work"
 
 

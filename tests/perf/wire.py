@@ -15,8 +15,7 @@ from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.settings import Settings
 
 MIB = 32
-WINDOW = 2**20
-"""Bytes of one stream that may be on their way (sandboxes/_glovebox_guest/wire.py)."""
+WINDOW = 2**20  # bytes of one stream that may be on their way (sandboxes/_glovebox_guest/wire.py)
 ROUNDS, QUICK_ROUNDS = 10, 3
 WARM_UP = 2
 _CODE = f"""

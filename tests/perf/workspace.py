@@ -12,15 +12,11 @@ from mcp import Client
 from tests.perf import clients
 
 FILES = 100_000
-FOLDERS = 1000
-"""A hundred files in each: a large repository has a few thousand, most of them smaller."""
-LINES = 12
-"""Of each file, some 500 bytes in all."""
+FOLDERS = 1000  # a hundred files in each: a large repository has a few thousand, most of them smaller
+LINES = 12  # of each file, some 500 bytes in all
 NEEDLE = "needle in a haystack"
-EVERY = 10_000
-"""Files between two that have the needle: few matches, so that searching is what takes the time."""
-SECONDS = 120
-"""For one command of the host."""
+EVERY = 10_000  # files between two that have the needle: few matches, so that searching is what takes the time
+SECONDS = 120  # for one command of the host
 PICKED = "folder0500/file50.txt"
 
 
@@ -40,10 +36,8 @@ class Question:
 
     tool: str
     arguments: Mapping[str, Any]
-    command: tuple[str, ...]
-    """Run in the workspace."""
-    key: str
-    """What shows in the tool's result that all of it was looked at."""
+    command: tuple[str, ...]  # run in the workspace
+    key: str  # what shows in the tool's result that all of it was looked at
     expected: Any
 
 
@@ -51,36 +45,17 @@ def questions(files: int = FILES) -> dict[str, Question]:
     """List, search and read, by row. The commands show what the tools show, and skip nothing either."""
     searcher = ("rg", "--no-ignore", "--hidden", "-n", "-e") if shutil.which("rg") else ("grep", "-rn", "-e")
     return {
-        "list": Question(
-            tool="list_workspace_files",
-            arguments={},
-            command=("find", ".", "-printf", r"%P %y %s %T+\n"),
-            key="total",
-            expected=files + FOLDERS,
-        ),
-        "search": Question(
-            tool="search_workspace",
-            arguments={"pattern": NEEDLE},
-            command=(*searcher, NEEDLE, "."),
-            key="searched",
-            expected=files,
-        ),
-        "read": Question(
-            tool="read_workspace_file",
-            arguments={"path": PICKED},
-            command=("cat", PICKED),
-            key="total_lines",
-            expected=LINES + 1,
-        ),
-    }
+        "list": Question(tool="list_workspace_files", arguments={},
+                    command=("find", ".", "-printf", r"%P %y %s %T+\n"), key="total", expected=files + FOLDERS),
+        "search": Question(tool="search_workspace", arguments={"pattern": NEEDLE}, command=(*searcher, NEEDLE, "."),
+                      key="searched", expected=files),
+        "read": Question(tool="read_workspace_file", arguments={"path": PICKED}, command=("cat", PICKED),
+                    key="total_lines", expected=LINES + 1),
+    }  # fmt: skip
 
 
 async def asked(client: Client, question: Question) -> float:
-    """Milliseconds of one whole call.
-
-    Raises:
-        RuntimeError: the tool did not look at everything, so its time is not that of the command.
-    """
+    """Milliseconds of one whole call."""
     began = time.perf_counter()
     found = await clients.answered(client, question.tool, dict(question.arguments), "bubblewrap")
     spent = (time.perf_counter() - began) * 1000

@@ -113,17 +113,12 @@ def test_a_body_in_chunks_is_read_however_it_comes(pieces: list[bytes], size: in
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"zz\r\n", "no size"),
-        (b"\r\n", "no size"),
-        (b"-1\r\n", "no size"),
-        (b"0x1\r\n", "no size"),
-        (b"123456789\r\n", "no size"),
-        (b"1\r\nab\r\n", "longer than its size"),
-        (b"1\r\na\n1\r\n", "longer than its size"),
-        (b"1;" + b"a" * 1024, "not in chunks"),
+        (b"zz\r\n", "no size"), (b"\r\n", "no size"), (b"-1\r\n", "no size"), (b"0x1\r\n", "no size"),
+        (b"123456789\r\n", "no size"), (b"1\r\nab\r\n", "longer than its size"),
+        (b"1\r\na\n1\r\n", "longer than its size"), (b"1;" + b"a" * 1024, "not in chunks"),
         (b"0\r\n" + b"A: b\r\n" * 65, "too much behind it"),
     ],
-)
+)  # fmt: skip
 def test_a_body_that_is_not_in_chunks_is_refused(body: bytes, reason: str) -> None:
     """E10: nor repaired; its neighbours without the flaw are read (control)."""
     bad = Chunks()

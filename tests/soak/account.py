@@ -22,21 +22,13 @@ class Account:
     recorded: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     """By the kind of the record that ended the call; ``denied`` for those that never ran. All together."""
-    never_arrived: int = 0
-    """The caller left before the server had the call."""
-    not_recorded_on_a_full_disk: int = 0
-    """The caller was told so, and nothing ran."""
+    never_arrived: int = 0  # the caller left before the server had the call
+    not_recorded_on_a_full_disk: int = 0  # the caller was told so, and nothing ran
     problems: list[str] = field(default_factory=list)
 
 
 def accounted(records: Sequence[Record], answers: Mapping[str, str], windows: Sequence[tuple[float, float]]) -> Account:
-    """Account for every call.
-
-    Args:
-        records: one server's records.
-        answers: by the first line of a call's program, how the call looked to its caller.
-        windows: when the disk was full, in seconds since the epoch.
-    """
+    """Account for every call."""
     account = Account(sent=len(answers))
     of_call: dict[str, list[Record]] = defaultdict(list)
     for record in records:

@@ -18,8 +18,7 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine
 from glovebox_sandboxes.drivers.docker.image import build as images
 
-START_SECONDS = 60.0
-"""A start takes 2 seconds on an idle machine."""
+START_SECONDS = 60.0  # a start takes 2 seconds on an idle machine
 
 
 class OwnEngine:
@@ -69,13 +68,7 @@ class OwnEngine:
             subprocess.run(["umount", data], check=True)
 
     def left(self) -> tuple[int, list[str]]:
-        """What is left of it after ``close``, which is ended here.
-
-        Returns:
-            How many of containerd's processes, one for each container, wait for a killed Engine that has forgotten
-            them (and their empty control groups); and what must not be: processes in their containers, anything else
-            of the Engine's, and its mounts.
-        """
+        """What is left of it after ``close``, which is ended here."""
         containers: list[bytes] = []
         shims: list[tuple[int, str]] = []
         more: list[tuple[int, str]] = []

@@ -42,28 +42,21 @@ from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_sandboxes.pool.ready_queue import MOST_READY
 
 ROOT = Path(__file__).parents[2]
-BATCH = 50
-"""Calls between two looks at an idle server."""
-AT_ONCE = 6
-"""Calls under way unless said otherwise: enough to overlap, few enough for two processors."""
+BATCH = 50  # calls between two looks at an idle server
+AT_ONCE = 6  # calls under way unless said otherwise: enough to overlap, few enough for two processors
 ZYGOTE_SHARE = 0.05
 """Of the kills where sandboxes are forked: it is started anew, but not at once, and calls get cold ones meanwhile."""
-STATE_MIB = 64
-"""The state's file system before the log's own growth of at most RECORD_KIB for each call."""
+STATE_MIB = 64  # the state's file system before the log's own growth of at most RECORD_KIB for each call
 RECORD_KIB = 40
-FULL_SECONDS = 0.4
-"""How long the disk is full, in some batches: several calls begin or end in it."""
-FULL_EVERY = 4
-"""Batches. On a full disk calls fail at once, so more of it would leave little for the other faults."""
+FULL_SECONDS = 0.4  # how long the disk is full, in some batches: several calls begin or end in it
+FULL_EVERY = 4  # batches. On a full disk calls fail at once, so more of it would leave little for the other faults.
 ENGINE_EVERY = 4
 """Batches, between those with a full disk: with Docker its Engine is killed in these, and started again."""
 MAX_SLOPE_KIB = 4.0
 """Growth of the server's resident memory for each call, over the second half of the run: in the first, whatever happens
 at once for the first time (six floods, a dozen failed calls) makes the heap larger for good."""
-MIN_SAMPLES = 10
-"""With fewer looks at the server a slope says nothing and is not judged."""
-MAX_TOLD = 6000
-"""Characters of the server's log in the report."""
+MIN_SAMPLES = 10  # with fewer looks at the server a slope says nothing and is not judged
+MAX_TOLD = 6000  # characters of the server's log in the report
 #: Out of a hundred calls. The rest is left alone.
 FAULTS = {"gone": 10, "cancelled": 10, "killed guest": 10, "killed sandbox": 10, "slow reader": 8, "denied": 4}
 HEADERS = {
@@ -104,8 +97,7 @@ class Report:
     drawn: dict[str, int] = field(default_factory=dict)
     full_disks: int = 0
     kills: dict[str, int] = field(default_factory=dict)
-    forked: int = 0
-    """Sandboxes that were forked from a zygote, of those that calls got."""
+    forked: int = 0  # sandboxes that were forked from a zygote, of those that calls got
     account: Account | None = None
     rss_kib_warm_last: tuple[int, int] = (0, 0)
     rss_slope_kib_per_call: float = 0.0

@@ -38,10 +38,8 @@ from glovebox_server.settings import Settings
 BOUND: Mapping[str, float] = {"bubblewrap": 1.0, "gvisor": 3.0, "docker": 3.0}
 """Seconds that a call may go on after its stop, by driver."""
 WORKERS = 2
-RUNS = 3
-"""Runs of each worker, each with one call under way."""
-SETTLED_SECONDS = 0.7
-"""A stop comes within so long after its run's call was submitted: while it waits, starts, or runs."""
+RUNS = 3  # runs of each worker, each with one call under way
+SETTLED_SECONDS = 0.7  # a stop comes within so long after its run's call was submitted: while it waits, starts, or runs
 LONG = """
 import ctypes
 ctypes.CDLL(None).prctl(15, b"{mark}")
@@ -57,14 +55,10 @@ class Found:
     """What came of it."""
 
     stops: int = 0
-    late: list[float] = field(default_factory=list)
-    """Seconds from a stop to the end of a call that came too late."""
-    others: list[str] = field(default_factory=list)
-    """Ends that nothing had asked for."""
-    seconds: list[float] = field(default_factory=list)
-    """From each stop to the end of its call."""
-    bystanders: int = 0
-    """Short calls that went well meanwhile."""
+    late: list[float] = field(default_factory=list)  # seconds from a stop to the end of a call that came too late
+    others: list[str] = field(default_factory=list)  # ends that nothing had asked for
+    seconds: list[float] = field(default_factory=list)  # from each stop to the end of its call
+    bystanders: int = 0  # short calls that went well meanwhile
     log_whole: bool = False
 
     @property
@@ -102,11 +96,9 @@ class _Party:
     settings: Settings
     bound: float
     drawn: random.Random
-    left: int
-    """Stops that are still to be made."""
+    left: int  # stops that are still to be made
     found: Found
-    stopped: dict[str, float] = field(default_factory=dict)
-    """When each run was stopped."""
+    stopped: dict[str, float] = field(default_factory=dict)  # when each run was stopped
 
     async def over(self, words: list[str]) -> None:
         """Start a worker, stop its runs until there were enough and all have ended, and have it end."""

@@ -92,21 +92,16 @@ def _empties(theirs: AnIssuer) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_fails, "status 500"),
-        (_says(issuer="https://evil.example"), "names another issuer"),
-        (_says(jwks_uri=7), "no jwks_uri"),
-        (_says(jwks_uri="http://id.example/jwks"), "no TLS"),
+        (_fails, "status 500"), (_says(issuer="https://evil.example"), "names another issuer"),
+        (_says(jwks_uri=7), "no jwks_uri"), (_says(jwks_uri="http://id.example/jwks"), "no TLS"),
         (_says(jwks_uri="file:///etc/passwd"), "no URL of a web server"),
         (_says(jwks_uri=f"https://{'a' * 70}.example/"), "Asking the OAuth issuer"),
         (_says(jwks_uri="https://xn--.example/"), "Asking the OAuth issuer"),
         (_says(padding="x" * issuer.MAX_DOCUMENT), "longer than"),
-        (_publishes(b"x" * (issuer.MAX_DOCUMENT + 1)), "longer than"),
-        (_publishes(b"[" * 5000), "not JSON|levels"),
+        (_publishes(b"x" * (issuer.MAX_DOCUMENT + 1)), "longer than"), (_publishes(b"[" * 5000), "not JSON|levels"),
         (_publishes(b'{"keys":[],"keys":[]}'), "same key twice"),
-        (_publishes(json.dumps({"keys": [{}] * 65}).encode()), "more than 64"),
-        (_publishes(b"{}"), "no JWK set"),
-        (_empties, "publishes no key"),
-        (_redirects, "status 307"),
+        (_publishes(json.dumps({"keys": [{}] * 65}).encode()), "more than 64"), (_publishes(b"{}"), "no JWK set"),
+        (_empties, "publishes no key"), (_redirects, "status 307"),
     ],
 )  # fmt: skip
 async def test_an_issuer_that_cannot_be_used_is_told(change: Callable[[AnIssuer], None], why: str) -> None:

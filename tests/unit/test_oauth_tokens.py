@@ -74,8 +74,7 @@ def by_the_public_key(_: str) -> str:
     return f"{signed}.{encoded(hmac.digest(pem, signed.encode(), hashlib.sha256))}"
 
 
-OWN = made("RS256", "first")
-"""A key of the attacker's, under the id of the issuer's."""
+OWN = made("RS256", "first")  # a key of the attacker's, under the id of the issuer's
 OWN_PUBLIC = OWN.as_dict(private=False)
 
 

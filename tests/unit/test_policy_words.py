@@ -95,8 +95,7 @@ CHANGES = (
     ),
     ('[roles.releaser]\ntools = ["run_python"]', '[roles.releaser]\ntools = ["run_python"]\n[roles.other]'),
     ('expect = "ask"', 'expect = "deny"'),
-)
-"""Each alone, in the order of the golden file."""
+)  # each alone, in the order of the golden file
 
 
 def test_each_change_is_judged_and_said() -> None:

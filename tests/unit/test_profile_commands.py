@@ -19,12 +19,7 @@ PROFILES = load([SHIPPED], check_example=None)
 
 
 def run(*words: object, loaded: ProfileSet | None = None) -> tuple[int, str]:
-    """Run a command of ``profiles`` where there is a tool ``probe``; return exit code and text.
-
-    Args:
-        words: of the command.
-        loaded: what is in effect, unless it is what is shipped.
-    """
+    """Run a command of ``profiles`` where there is a tool ``probe``; return exit code and text."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiles, "TOOLS", {**TOOLS, "probe": TOOLS["run_python"]})
         patch.setattr(profiles, "check_example", decide_by_name)
@@ -139,7 +134,7 @@ def test_check_names_what_is_not_in_force(tmp_path: Path) -> None:
     code, text = run("check", tmp_path)
     assert code == USAGE
     assert f'{tmp_path}/run_pyhton.toml:3: tool: there is no tool "run_pyhton". The nearest is "run_python".' in text
-    assert f"{tmp_path}/fetch_url.tml: is not in effect, and may be meant as the profile of fetch_url." in text
+    assert f"{tmp_path}/fetch_url.tml: is not in force, and may be meant as the profile of fetch_url." in text
     assert f"{tmp_path}/notes.txt: not read" in text
     assert "1 profile checked, 2 errors." in text
     _, value = run_json("check", tmp_path)
@@ -262,20 +257,14 @@ def test_diff_without_a_widening_exits_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        (
-            "{host='a.org'}",
-            "{host='a.org'}, {host='b.org', paths=['/x']}",
-            "now also https://b.org (GET, HEAD; only /x)",
-        ),
+        ("{host='a.org'}", "{host='a.org'}, {host='b.org', paths=['/x']}",
+         "now also https://b.org (GET, HEAD; only /x)"),
         ("{host='a.org'}, {host='b.org'}", "{host='b.org'}", "no longer https://a.org (GET, HEAD)"),
-        (
-            "{host='a.org', ports=[8443]}",
-            "{host='a.org'}",
-            "now also https://a.org (GET, HEAD); no longer https://a.org:8443",
-        ),
+        ("{host='a.org', ports=[8443]}", "{host='a.org'}",
+         "now also https://a.org (GET, HEAD); no longer https://a.org:8443"),
         ("{host='a.org'}", "{host='a.org'}, {host='a.org', paths=['/x']}", "written differently, the same in effect"),
     ],
-)
+)  # fmt: skip
 def test_diff_of_hosts_says_what_came_and_went(tmp_path: Path, before: str, after: str, sentence: str) -> None:
     """Rule by rule, in the words of explain."""
     network = MINIMAL + "[network]\nmode = 'egress'\nallow = [{}]\n"
@@ -288,7 +277,7 @@ def test_diff_of_hosts_says_what_came_and_went(tmp_path: Path, before: str, afte
 
 
 def test_taking_a_narrow_file_out_of_a_directory_is_a_widening(tmp_path: Path) -> None:
-    """E3: the shipped profile comes back into force, so directories are compared as they would be in effect."""
+    """E3: the shipped profile comes back into force, so directories are compared as they would be in force."""
     narrow = (SHIPPED / "run_python.toml").read_text().replace("wall_seconds = 30", "wall_seconds = 3")
     narrow = narrow[: narrow.index("[[example]]")]
     write(tmp_path / "old" / "run_python.toml", narrow)

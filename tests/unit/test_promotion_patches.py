@@ -23,8 +23,7 @@ from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.promotion.plan import _id, made
 from glovebox_server.promotion.transaction import ENDED
 
-STARTED = 8
-"""Whole processes that are killed, at the most: seconds each."""
+STARTED = 8  # whole processes that are killed, at the most: seconds each
 OLD: Mapping[str, bytes] = {
     "a.txt": b"".join(b"line %d\n" % number for number in range(60)),
     "no end.txt": b"one\ntwo",

@@ -60,13 +60,9 @@ class Dummy:
 def a_case(identity: str, **more: object) -> Case:
     """A program that prints, in area ``area``."""
     fields = {
-        "id": identity,
-        "area": "area",
-        "claim": "X.",
-        "seeds": ("F1",),
-        "proves": ("GB-FILE-1",),
+        "id": identity, "area": "area", "claim": "X.", "seeds": ("F1",), "proves": ("GB-FILE-1",),
         "control": Control(),
-    }
+    }  # fmt: skip
     return Case.model_validate({**fields, "program": "print(1)", **more})
 
 

@@ -20,8 +20,7 @@ from glovebox_server.transport.auth import (
 from glovebox_server.transport.stdio import MessageError
 from glovebox_server.transport.tokens import Callers
 
-CALLERS = 250
-"""Connections of one token in the attack that was seen; a token alone has up to 900."""
+CALLERS = 250  # connections of one token in the attack that was seen; a token alone has up to 900
 
 
 class Slow:

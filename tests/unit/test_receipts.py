@@ -240,16 +240,12 @@ async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Pa
 @pytest.mark.parametrize(
     ("last", "outcome"),
     [
-        (
-            CallFailed(call_id=CALL_ID, error="SandboxError", reason="it died", elapsed_ms=1.5),
-            {"kind": "call.failed", "error": "SandboxError", "reason": "it died", "elapsed_ms": 1.5},
-        ),
-        (
-            CallCancelled(call_id=CALL_ID, by="client", elapsed_ms=2.5),
-            {"kind": "call.cancelled", "by": "client", "elapsed_ms": 2.5},
-        ),
+        (CallFailed(call_id=CALL_ID, error="SandboxError", reason="it died", elapsed_ms=1.5),
+         {"kind": "call.failed", "error": "SandboxError", "reason": "it died", "elapsed_ms": 1.5}),
+        (CallCancelled(call_id=CALL_ID, by="client", elapsed_ms=2.5),
+         {"kind": "call.cancelled", "by": "client", "elapsed_ms": 2.5}),
     ],
-)
+)  # fmt: skip
 async def test_calls_that_do_not_finish_have_one_too(
     last: CallFailed | CallCancelled, outcome: dict[str, Any], tmp_path: Path
 ) -> None:

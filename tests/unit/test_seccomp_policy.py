@@ -262,21 +262,14 @@ def test_reviewers_have_every_rule_and_call() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\xff",
-        b"[]",
-        b"[" * 100_000,
-        b"1" * 5_000,
-        json.dumps({**json.loads(source()), "allow": 1}).encode(),
+        b"", b"\xff", b"[]", b"[" * 100_000, b"1" * 5_000, json.dumps({**json.loads(source()), "allow": 1}).encode(),
         json.dumps({**json.loads(source()), "architectures": "x86_64"}).encode(),
         json.dumps({**json.loads(source()), "otherwise": {}}).encode(),
-        source().replace(b'"argument": 0', b'"argument": 6'),
-        source().replace(b'"argument": 0', b'"argument": true'),
-        source().replace(b'"0x7e020000"', b'"0x1ffffffffffffffff"'),
-        source().replace(b'"0x7e020000"', b'"-1"'),
+        source().replace(b'"argument": 0', b'"argument": 6'), source().replace(b'"argument": 0', b'"argument": true'),
+        source().replace(b'"0x7e020000"', b'"0x1ffffffffffffffff"'), source().replace(b'"0x7e020000"', b'"-1"'),
     ],
     ids=lambda content: repr(content[:12]),
-)
+)  # fmt: skip
 def test_whatever_is_no_policy_is_refused_as_one(content: bytes) -> None:
     """Found by fuzzing: other exceptions, and policies with letters for names or with numbers no kernel takes."""
     with pytest.raises(ValueError, match=r"policy\.json"):

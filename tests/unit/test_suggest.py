@@ -60,12 +60,8 @@ def ran(
 ) -> list[Event]:
     """One call of ``run_python``, as a host with control groups counts it."""
     usage = {
-        "wall_ms": wall,
-        "cpu_ms": 1500.0,
-        "memory_peak_bytes": memory,
-        "cpu_from": "group",
-        "memory_from": "group",
-    }
+        "wall_ms": wall, "cpu_ms": 1500.0, "memory_peak_bytes": memory, "cpu_from": "group", "memory_from": "group",
+    }  # fmt: skip
     end = replace(finished(f"c_{number}"), tool="run_python", usage=usage | more, ended=ended)
     return [replace(decided(f"c_{number}"), arguments=CODE), end]
 

@@ -160,10 +160,5 @@ def test_only_what_is_not_there_counts_as_missing(number: int, tmp_path: Path, m
 def test_one_is_counted_as_one() -> None:
     """Of numbers with and without a fraction."""
     assert [counted(number, "second") for number in (0, 1, 1.0, 1.5, 2, 1_000_000)] == [
-        "0 seconds",
-        "1 second",
-        "1 second",
-        "1.5 seconds",
-        "2 seconds",
-        "1000000 seconds",
-    ]
+        "0 seconds", "1 second", "1 second", "1.5 seconds", "2 seconds", "1000000 seconds",
+    ]  # fmt: skip

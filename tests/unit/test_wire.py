@@ -26,10 +26,11 @@ from _glovebox_guest.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, MAX_SAID_BYTES,
 
 
 def test_a_frame_is_type_stream_and_length_in_network_order() -> None:
-    """Rule 1: u8, u32, u32, then the payload."""
+    """Rule 1: u8, u32, u32, then the payload; rule 2, our side: no bytes are no frame."""
     _, guest = running()
     stream, _ = guest.open("k")
     assert guest.data(stream, b"abc") == b"\x03\x00\x00\x00\x01\x00\x00\x00\x03abc"
+    assert guest.data(stream, b"") == b""
 
 
 @ROLES
@@ -67,50 +68,36 @@ def test_a_false_length_is_refused_before_its_payload_came(role: str, kind: int,
 
 
 @ROLES
-def test_the_longest_payload_is_accepted(role: str) -> None:
-    """Rule 2: control of the test above."""
+def test_the_longest_data_is_accepted_and_none_is_refused(role: str) -> None:
+    """Rule 2: control of the test above; frames without bytes would cost no credit and could be sent for ever."""
     end, first = side(role)
     end.receive(opening(first))
     assert end.receive(frame(DATA, first, bytes(MAX_DATA))) == [("data", first, bytes(MAX_DATA))]
-
-
-@ROLES
-def test_empty_data_is_refused(role: str) -> None:
-    """Rule 2: frames without bytes would cost no credit and could be sent for ever."""
-    end, first = side(role)
-    end.receive(opening(first))
     with pytest.raises(ProtocolError, match="no bytes"):
         end.receive(frame(DATA, first))
 
 
-def test_no_bytes_are_no_frame() -> None:
-    """Rule 2, our side: an honest sender never writes an empty DATA frame."""
-    _, guest = running()
-    stream, _ = guest.open("k")
-    assert guest.data(stream, b"") == b""
-
-
-def test_the_longest_program_fits_into_the_job() -> None:
-    """Rule 2: 262,144 characters outside the basic plane take twelve bytes each in JSON."""
+def test_any_text_a_program_can_have_crosses() -> None:
+    """Rule 2: 262,144 characters of twelve bytes each in JSON; lone surrogates, which are escaped."""
     host, guest = Wire("host"), Wire("guest")
     host.receive(guest.message("ready", {}))
     code = "\U0001f600" * (256 * 1024)
     (event,) = guest.receive(host.message("job", {"code": code}))
     assert event == ("message", 0, {"kind": "job", "body": {"code": code}})
+    host, guest = running()
+    _, frames = guest.open("file", {"name": "\udcff\x00\n"})
+    (event,) = host.receive(frames)
+    assert event == ("open", 1, {"kind": "file", "meta": {"name": "\udcff\x00\n"}, "duplex": False})
 
 
-def test_the_guest_cannot_send_a_message_as_long_as_a_job() -> None:
-    """Rule 2: the longer limit is the host's alone."""
+def test_messages_are_bounded_from_either_side() -> None:
+    """Rule 2: the longer limit is for jobs alone; too long a body of ours is our mistake, and changes nothing."""
     host = Wire("host")
     with pytest.raises(ProtocolError, match="announces"):
         host.receive(struct.pack("!BII", MESSAGE, 0, MAX_MESSAGE + 1))
     guest = Wire("guest")
     with pytest.raises(ProtocolError, match="announces"):
         guest.receive(struct.pack("!BII", MESSAGE, 0, MAX_JOB + 1))
-
-
-def test_our_own_payloads_are_bounded_too() -> None:
-    """Rule 2: too long a body is our mistake, and changes nothing."""
     host, guest = Wire("host"), Wire("guest")
     with pytest.raises(ValueError, match="exceeds"):
         guest.message("ready", {"a": "x" * MAX_MESSAGE})
@@ -139,14 +126,6 @@ def test_what_is_no_such_object_is_refused(role: str, payload: bytes) -> None:
     end, first = side(role)
     with pytest.raises(ProtocolError, match="payload"):
         end.receive(frame(OPEN, first, payload))
-
-
-def test_any_text_a_program_can_make_crosses() -> None:
-    """Rule 2: lone surrogates are escaped, so a file name that is no UTF-8 cannot break the wire."""
-    host, guest = running()
-    _, frames = guest.open("file", {"name": "\udcff\x00\n"})
-    (event,) = host.receive(frames)
-    assert event == ("open", 1, {"kind": "file", "meta": {"name": "\udcff\x00\n"}, "duplex": False})
 
 
 # Rule 3

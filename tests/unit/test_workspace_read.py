@@ -22,16 +22,9 @@ def test_a_small_file_comes_whole(workspace: Workspace) -> None:
     """Text, counts and encoding; nothing is said to be missing."""
     workspace.write("a.txt", "one\ntwo\nthree")
     assert workspace.run("read", path="a.txt") == {
-        "path": "a.txt",
-        "bytes": 13,
-        "text": "one\ntwo\nthree",
-        "first_line": 1,
-        "lines": 3,
-        "total_lines": 3,
-        "truncated": None,
-        "next_offset": None,
-        "encoding": "utf-8",
-    }
+        "path": "a.txt", "bytes": 13, "text": "one\ntwo\nthree", "first_line": 1, "lines": 3, "total_lines": 3,
+        "truncated": None, "next_offset": None, "encoding": "utf-8",
+    }  # fmt: skip
 
 
 def test_an_empty_file_has_no_lines(workspace: Workspace) -> None:

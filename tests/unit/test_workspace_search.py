@@ -31,16 +31,10 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
     """And the answer says how much was searched."""
     value = workspace.run("search", pattern=r"def \w+\(")
     assert value == {
-        "matches": [
-            {"path": "a.py", "line": 3, "text": "def main():"},
-            {"path": "src/b.py", "line": 1, "text": "def helper():"},
-        ],
-        "searched": 3,
-        "binary": 0,
-        "passed_over": [".git"],
-        "ignored": 0,
-        "truncated": None,
-    }
+        "matches": [{"path": "a.py", "line": 3, "text": "def main():"},
+                    {"path": "src/b.py", "line": 1, "text": "def helper():"}],
+        "searched": 3, "binary": 0, "passed_over": [".git"], "ignored": 0, "truncated": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -48,22 +42,16 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
     [
         ({"pattern": "main"}, [("a.py", 3), ("notes.txt", 1)]),
         ({"pattern": "main", "ignore_case": True}, [("a.py", 3), ("notes.txt", 1), ("notes.txt", 2)]),
-        ({"pattern": "main", "path": "*.py"}, [("a.py", 3)]),
-        ({"pattern": "def", "path": "src"}, [("src/b.py", 1)]),
+        ({"pattern": "main", "path": "*.py"}, [("a.py", 3)]), ({"pattern": "def", "path": "src"}, [("src/b.py", 1)]),
         ({"pattern": "def", "path": "src/b.py"}, [("src/b.py", 1)]),
         ({"pattern": "main", "path": ".git"}, [(".git/config", 1)]),
-        ({"pattern": "main():", "literal": True}, [("a.py", 3)]),
-        ({"pattern": "main():"}, []),
-        ({"pattern": "^$"}, [("a.py", 2)]),
-        ({"pattern": "^MAIN$"}, [("notes.txt", 2)]),
-        ({"pattern": r"\AMAIN\Z"}, [("notes.txt", 2)]),
-        ({"pattern": "(?<=def )main"}, [("a.py", 3)]),
-        ({"pattern": r"os(?!\s)"}, [("a.py", 1), ("a.py", 4)]),
-        ({"pattern": r"os\s"}, []),
-        ({"pattern": "import[^x]*return"}, []),
-        ({"pattern": r"[^m]*+main$"}, [("notes.txt", 1)]),
+        ({"pattern": "main():", "literal": True}, [("a.py", 3)]), ({"pattern": "main():"}, []),
+        ({"pattern": "^$"}, [("a.py", 2)]), ({"pattern": "^MAIN$"}, [("notes.txt", 2)]),
+        ({"pattern": r"\AMAIN\Z"}, [("notes.txt", 2)]), ({"pattern": "(?<=def )main"}, [("a.py", 3)]),
+        ({"pattern": r"os(?!\s)"}, [("a.py", 1), ("a.py", 4)]), ({"pattern": r"os\s"}, []),
+        ({"pattern": "import[^x]*return"}, []), ({"pattern": r"[^m]*+main$"}, [("notes.txt", 1)]),
     ],
-)
+)  # fmt: skip
 def test_patterns_match_within_one_line(
     workspace: Workspace, payload: dict[str, object], expected: list[tuple[str, int]]
 ) -> None:

@@ -97,13 +97,9 @@ def test_a_picture_is_described_beside_itself() -> None:
     )
     assert text(found) == "[a.png: image/png, 4 × 3 pixels, 70 bytes]"
     scaled = {
-        "path": "a.png",
-        "bytes": 7,
-        "media_type": "image/png",
-        "width": 4,
-        "height": 3,
+        "path": "a.png", "bytes": 7, "media_type": "image/png", "width": 4, "height": 3,
         "truncated": "shown at 2 × 1",
-    }
+    }  # fmt: skip
     assert text(answer(READ_WORKSPACE_FILE, scaled)) == "[a.png: image/png, 4 × 3 pixels, 7 bytes; shown at 2 × 1]"
 
 
