@@ -22,7 +22,7 @@ NOBODY = 65534
 )
 def test_a_reader_that_leaves_is_no_failure(arguments: list[str], tmp_path: Path) -> None:
     """Exit 141 and not a word, as other programs that die of SIGPIPE; the control is a reader that stays."""
-    gone = started(arguments, tmp_path, script='set -o pipefail; (sleep 1; "$@") | true')
+    gone = started(arguments, tmp_path, script='set -o pipefail; (sleep 0.2; "$@") | true')
     assert gone.communicate(timeout=60) == ("", "")
     assert gone.returncode == NOBODY_READS
     stays = started(arguments, tmp_path, script='set -o pipefail; "$@" | cat')
@@ -121,7 +121,7 @@ def test_what_nobody_can_catch_leaves_no_record_and_what_nohup_ignores_is_ignore
     stays = serving(tmp_path, 'trap "" HUP; exec "$@"')
     stays.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
-        stays.wait(timeout=1)
+        stays.wait(timeout=0.5)
     stays.terminate()
     assert stays.wait(timeout=60) == OK
     assert stopped(tmp_path) == ["SIGTERM"]
@@ -140,10 +140,8 @@ def test_a_server_without_standard_output_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_users_directories_are_told(tmp_path: Path) -> None:
-    """What ``nobody`` keeps to himself, exit 4 or 2 with the place; nothing of it is read.
-
-    Root without his rights over others' files, and not ``nobody`` himself, who may not read a clone in root's home.
-    """
+    """What ``nobody`` keeps to himself, exit 4 or 2 with the place; nothing of it is read."""
+    # Root without his rights over others' files, and not ``nobody`` himself, who may not read a clone in root's home.
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     os.chown(closed, NOBODY, NOBODY)
