@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-import anyio
 import anyio.abc
 import pytest
+from tests.escape import test_keys_in_calls as keys
 from tests.fixtures.brokered import DRIVERS, glovebox, profile
-from tests.fixtures.environments import clients, clients_image
+from tests.fixtures.environments import clients, clients_image, installed
 from tests.fixtures.internet import SITE, Cable, internet, ok, read_head, wires
 
-__all__ = ["clients", "wires"]
+from glovebox_sandboxes.drivers.docker.image import build
 
-pytestmark = pytest.mark.timeout(600)  # the first builds environment and image
+__all__ = ["clients", "clients_image", "installed", "wires"]
+
 NAME = "docs.example.org"
 PAGES = f'{{ host = "{NAME}", methods = ["GET", "POST"], paths = ["/open/*"] }}'
 #: Each gets a page, sends a body in two pieces, reads a stream of events, and asks for what no rule allows.
@@ -128,7 +129,6 @@ async def main():
 asyncio.run(main())
 """,
 }
-OWN = '[python]\nenvironment = "clients"\n'
 
 
 async def serve(stream: anyio.abc.ByteStream) -> None:
@@ -145,28 +145,43 @@ async def serve(stream: anyio.abc.ByteStream) -> None:
 
 
 @pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest, clients: Path) -> str:
+def driver(request: pytest.FixtureRequest, clients: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each driver, with the packages: before ``wires``, from where no index is reached."""
     name: str = request.param
     if name == "docker":
-        anyio.run(clients_image)
+        image = request.getfixturevalue("clients_image")
+        monkeypatch.setattr(build, "tag", lambda *_: image)
     return name
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_ordinary_clients_work_unchanged(
-    client: str, driver: str, clients: Path, wires: Cable, tmp_path: Path
-) -> None:
+async def test_ordinary_clients_work_unchanged(driver: str, clients: Path, wires: Cable, tmp_path: Path) -> None:
     """Pages, bodies in pieces and streams pass; a path of no rule is refused with why. Records say which it was."""
-    text = profile("run_python", driver, PAGES, tls="inspect", max_connections=8) + OWN
-    begin = f"url, pieces = 'https://{NAME}', [b'x' * 70000, b'y']\n"
+    text = profile("run_python", driver, PAGES, wall=60, tls="inspect", max_connections=64)
+    code = f"""
+for code in {[*CLIENTS.values()]!r}:
+    exec(code, {{"url": "https://{NAME}", "pieces": [b"x" * 70000, b"y"]}})
+    print(flush=True)
+"""
     async with internet(wires) as net, glovebox(net, tmp_path, text, data=clients) as box:
         net.zone[NAME] = [[SITE]]
         await net.serve(SITE, 443, serve, name=NAME)
-        called = await box.call("run_python", code=begin + CLIENTS[client])
-    lines = called.stdout.splitlines()
-    assert lines[:3] == ["b'page'", "b'70001 bytes'", r"[b'data: 1\n', b'\n', b'data: 2\n', b'\n']"], called
-    assert lines[3].startswith("403 b\"Glovebox: The path '/secret' is not allowed"), called
+        called = await box.call("run_python", code=code)
+    said = called.stdout.split("\n\n")
+    for client, lines in zip(CLIENTS, said, strict=False):
+        passed, refused = lines.rsplit("\n", 1)
+        assert passed == "b'page'\nb'70001 bytes'\n" + r"[b'data: 1\n', b'\n', b'data: 2\n', b'\n']", (client, called)
+        assert refused.startswith("403 b\"Glovebox: The path '/secret' is not allowed"), (client, called)
+    assert len(said) == len(CLIENTS) + 1, called
     stream = (200, "text/event-stream", 18, True)
-    assert called.answered == [(200, None, 4, True), (200, None, 11, True), stream]
-    assert [rule for _, rule, _ in called.egress] == ["network.allow[0]"] * 3 + ["egress.path"]
+    assert called.answered == [(200, None, 4, True), (200, None, 11, True), stream] * len(CLIENTS)
+    rules = [*["network.allow[0]"] * 3, "egress.path"] * len(CLIENTS)
+    assert [rule for _, rule, _ in called.egress] == rules
+
+
+@pytest.mark.parametrize("driver", [DRIVERS[0], DRIVERS[2]], indirect=True)
+async def test_they_use_an_api_with_a_key_they_never_have(
+    driver: str, clients: Path, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their code unchanged, their TLS inspected."""
+    monkeypatch.setenv("TRACKER_SOURCE", keys.KEY)
+    await keys.uses_a_key(wires, tmp_path, driver, keys.CLIENTS["installed"], data=clients)
