@@ -18,8 +18,8 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 
 _NO_SETTINGS = frozenset(
     f"GLOVEBOX_{name}"
-    for name in ("AUTHORIZATION", "CACHE", "CANARY", "CODE", "CONFORMANCE_CANARY", "CONTROL", "DOCKERD_LOG",
-                 "DOCKERD_ROOT", "MUST_RUN", "NODE_DIR", "WAITING_CODE")
+    for name in ("AUTHORIZATION", "CACHE", "CANARY", "CONFORMANCE_CANARY", "CONTROL", "DOCKERD_LOG",
+                 "DOCKERD_ROOT", "MUST_RUN", "NODE_DIR")
 )  # fmt: skip
 """Variables of tests, scripts and client configurations that are no settings."""
 

@@ -37,14 +37,12 @@ function connection() {
 }
 
 const options = sdk === "v2-modern" ? { versionNegotiation: { mode: "auto" } } : {};
-// What the person at this client says to each question, where they are asked at all.
-const answers = process.env.ANSWERS?.split(",");
-if (answers) options.capabilities = { elicitation: { form: {} } };
-// Where its list changes, that is all it waits for: it prints the names before, and those after.
+// Where its list changes, that is all it waits for: it prints the names before, and those after. Otherwise there is a person.
 const print = (tools) => process.stdout.write(JSON.stringify(tools.map((tool) => tool.name)) + "\n");
 let changed;
 const change = new Promise((resolve) => (changed = resolve));
 if (process.env.LIST_CHANGES) options.listChanged = { tools: { onChanged: (error, tools) => changed(print(tools)) } };
+else options.capabilities = { elicitation: { form: {} } };
 const client = new Client({ name: `typescript-${sdk}`, version: "1" }, options);
 // v1 takes the result's schema as the second parameter, v2 has none.
 const call = (name, args, more) =>
@@ -57,13 +55,6 @@ client.onerror = ({ message }) => {
   const late = /progress notification for an unknown token: (.*)/s.exec(message);
   if (late) seen.progress.push(JSON.parse(late[1]).params.message);
 };
-if (answers) {
-  const { ElicitRequestSchema } = sdk === "v1" ? await load("@modelcontextprotocol/sdk/types.js") : {};
-  client.setRequestHandler(ElicitRequestSchema ?? "elicitation/create", async ({ params }) => {
-    seen.asked.push(params.message);
-    return { action: "accept", content: { answer: answers.shift() } };
-  });
-}
 await client.connect(connection());
 if (process.env.LIST_CHANGES) {
   print((await client.listTools()).tools);
@@ -71,16 +62,20 @@ if (process.env.LIST_CHANGES) {
   await client.close();
   process.exit(0);
 }
+const answers = ["allow", "deny", "allow"];
+const { ElicitRequestSchema } = sdk === "v1" ? await load("@modelcontextprotocol/sdk/types.js") : {};
+client.setRequestHandler(ElicitRequestSchema ?? "elicitation/create", async ({ params }) => {
+  seen.asked.push(params.message);
+  return { action: "accept", content: { answer: answers.shift() } };
+});
 seen.protocol = client.getNegotiatedProtocolVersion?.() ?? client.transport?._protocolVersion ?? null;
 seen.tools = (await client.listTools()).tools.map((tool) => tool.name);
-const code = process.env.GLOVEBOX_CODE ?? "plot";
+const code = process.env.CODE;
 seen.ran = await call("run_python", { code }, { onprogress: (update) => seen.progress.push(update.message) });
-if (answers) seen.denied = await call("run_python", { code });
-const link = seen.ran.content.find((block) => block.type === "resource_link");
-if (link) {
-  seen.resource = (await client.readResource({ uri: link.uri })).contents[0];
-  seen.part = (await client.readResource({ uri: `${link.uri}?offset=1&length=3` })).contents[0];
-}
+seen.denied = await call("run_python", { code });
+const link = seen.ran.content.find((block) => block.type === "resource_link" && block.name === "a.txt");
+seen.resource = (await client.readResource({ uri: link.uri })).contents[0];
+seen.part = (await client.readResource({ uri: `${link.uri}?offset=1&length=3` })).contents[0];
 seen.prompts = (await client.listPrompts()).prompts;
 seen.completed = (
   await client.complete({ ref: { type: "ref/prompt", name: "compare_files" }, argument: { name: "path", value: "da" } })
@@ -91,17 +86,10 @@ try {
 } catch (error) {
   seen.unknown = { code: error.code, message: error.message };
 }
-const waiting = process.env.GLOVEBOX_WAITING_CODE;
-if (waiting) {
-  const abort = new AbortController();
-  const began = performance.now();
-  setTimeout(() => abort.abort("enough"), 300);
-  try {
-    await call("run_python", { code: waiting }, { signal: abort.signal });
-    seen.cancelled = "answered";
-  } catch {
-    seen.cancelled = Math.round(performance.now() - began);
-  }
-}
+// Given up as soon as the server says that it runs.
+const abort = new AbortController();
+const onprogress = ({ message }) => message.startsWith("Running") && abort.abort("enough");
+const endless = call("run_python", { code: "while True: pass" }, { signal: abort.signal, onprogress });
+seen.cancelled = await endless.then(() => "answered", () => "given up");
 await client.close();
 process.stdout.write(JSON.stringify(seen) + "\n");
