@@ -72,3 +72,16 @@ def anchors(text: str) -> set[str]:
         anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
         found.append(f"{anchor}-{found.count(anchor)}" if anchor in found else anchor)
     return set(found)
+
+
+def says(printed: str, expected: str) -> bool:
+    """Whether that is what was printed: ``…`` stands for anything, and lines may break elsewhere."""
+    parts = [re.escape(" ".join(part.split())) for part in expected.split("…")]
+    return re.fullmatch(r"\s*.*\s*".join(parts), " ".join(printed.split())) is not None
+
+
+def shown(block: Block) -> Iterator[tuple[str, str]]:
+    """Each command of a ``console`` block, and what it is shown to print."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield command, output

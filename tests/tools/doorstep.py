@@ -3,7 +3,8 @@
 Usage: ``python3 -m tests.tools.doorstep root|user DIRECTORY``, with a directory made by ``tests/tools/bare_root make``.
 As ``root`` the commands just run. As ``user`` the first one must name the packages that are missing; root installs
 those, and then they run. Typed is what README.md marks as run, see tests/repo/pages.py; a command's comment may tell
-its exit code ("exit 3"), otherwise that is 0. A traceback is a failure, but for a sandboxed program's own ("exit 1").
+its exit code ("exit 3"), otherwise that is 0. What it is shown to print in a console it must print. A traceback is a
+failure, but for a sandboxed program's own ("exit 1").
 Standard library only: it runs before anything is installed.
 """
 
@@ -11,11 +12,11 @@ import re
 import shlex
 import subprocess  # noqa: TID251 - runs what a reader types; nothing here comes from a sandbox
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.repo.pages import blocks
+from tests.repo.pages import blocks, says, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE_ROOT = ROOT / "tests" / "tools" / "bare_root"
@@ -43,10 +44,11 @@ ODD = {
 
 @dataclass(frozen=True)
 class Command:
-    """A command as it is typed, and the exit code it must have."""
+    """A command as it is typed, the exit code it must have, and what it must print."""
 
     text: str
     code: int = 0
+    shows: str = "…"
 
 
 def commands(readme: str) -> Iterator[Command]:
@@ -55,14 +57,16 @@ def commands(readme: str) -> Iterator[Command]:
     Raises:
         ValueError: There is no such block, or the last command of one has no end.
     """
-    typed = [block for block in blocks("README.md", readme) if block.tag == "sh" and block.run]
-    if not typed:
+    run = [block for block in blocks("README.md", readme) if block.run]
+    if "sh" not in {block.tag for block in run}:
         raise ValueError("README.md has no block of sh that is run")
-    for block in typed:
-        yield from _commands(block.text)
+    consoles = dict(pair for block in run if block.tag == "console" for pair in shown(block))
+    for block in run:
+        if block.tag == "sh":
+            yield from _commands(block.text, consoles)
 
 
-def _commands(text: str) -> Iterator[Command]:
+def _commands(text: str, consoles: Mapping[str, str]) -> Iterator[Command]:
     typed = ""
     for line in text.splitlines():
         typed += line
@@ -71,7 +75,7 @@ def _commands(text: str) -> Iterator[Command]:
             continue
         if shlex.split(typed, comments=True) and not ELSEWHERE.match(typed):
             told = TOLD.search(typed)
-            yield Command(typed, int(told[1]) if told else 0)
+            yield Command(typed, int(told[1]) if told else 0, consoles.get(typed.partition(" #")[0].strip(), "…"))
         typed = ""
     if typed:
         raise ValueError(f"a block of the README ends within a command: {typed}")
@@ -97,6 +101,8 @@ def problem(command: Command, code: int, output: str) -> str:
         return "it showed a traceback"
     if code != command.code:
         return f"it exited with {code}, not {command.code}"
+    if not says(output, command.shows):
+        return "it did not print what the README shows"
     return "" if code == 0 or output.strip() else "it failed without a word"
 
 

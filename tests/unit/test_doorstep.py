@@ -29,6 +29,12 @@ it refused \\
 make test
 ```
 
+<!-- run -->
+```console
+$ make demo
+… well
+```
+
 <!-- not run: needs a key -->
 ```sh
 nor this
@@ -43,6 +49,7 @@ it last
 
 def test_commands_are_whole_and_know_their_exit_code() -> None:
     found = list(commands(README))
+    assert [each.shows for each in found] == ["… well\n", "…", "…", "…"]
     assert [(each.text.split("#")[0].strip(), each.code) for each in found] == [
         ("make demo", 0),
         ('it call --args \'{"code": "a\nb"}\'', 0),
@@ -80,6 +87,8 @@ def test_the_readme_begins_with_the_demo_and_bootstrap_prints_the_remedy() -> No
 )
 def test_a_command_is_judged_by_code_and_words(code: int, output: str, wrong: str) -> None:
     assert problem(Command("it", 1), 1, f"{TRACEBACK}:\n") == ""
+    assert problem(Command("it", 0, "… well\n"), 0, "It did\n  well.") == "it did not print what the README shows"
+    assert problem(Command("it", 0, "… well\n"), 0, "It did\n  well") == ""
     found = problem(Command("it", 3), code, output)
     assert wrong in found
     assert bool(wrong) == bool(found)
