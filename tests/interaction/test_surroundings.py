@@ -9,7 +9,8 @@ import json
 import os
 import subprocess  # noqa: TID251 - whole processes, with what they inherit
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -25,10 +26,11 @@ FORKED = """
 import atexit, gc, io, json, os, sys
 from pathlib import Path
 from glovebox_server.cli import entry, failures, main
+import anyio._backends._asyncio, click._textwrap, docker, encodings.utf_16_be, glovebox_sandboxes.runtime.trial
 from glovebox_server.cli import artifact, call, serve as serving
 from glovebox_server.cli.evidence import audit, receipt
-from glovebox_server.cli.host import doctor
-from glovebox_server.cli.rules import profiles
+from glovebox_server.cli.host import doctor, environment
+from glovebox_server.cli.rules import approvals, policy, profiles, stop, token
 from glovebox_server.transport import serve
 
 def become(job):
@@ -47,8 +49,8 @@ def become(job):
         if job["to its end"]:
             raise
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
         os._exit(ended.code or 0)
 
 gc.freeze()  # what is collected at a child's end would be copied first: a quarter of a second each
@@ -130,56 +132,82 @@ CONDITIONS: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
     "data that is a file": ("", {"GLOVEBOX_DATA_DIR": "/etc/passwd"}),
     "a setting that is none": ("", {"GLOVEBOX_ARTIFACT_HOURS": "soon"}),
 }
-#: Of these the interpreter's own end is a part. For the others it is left out: half of the time, spent on copied pages.
-TO_THEIR_END = {"as it is", "no input", "no output", "no error output", "nothing open", "a full disk for output"}
+#: What is amiss with the three files that every process has, and nothing.
+FILES = {"as it is", "no input", "no output", "no error output", "nothing open", "a full disk for output"}
+#: There the interpreter's own end is a part of what prints and of what is refused. It is the same for the others,
+#: where it is left out: half of the time, spent on copied pages.
+TO_THEIR_END = {"profiles list", "call", "audit tail", "doctor", "serve"}
 #: What needs nothing but a place to write.
 FINE = {"profiles list", "client-config", "receipt key"}
 #: What ends by a signal alone.
 ENDLESS = {"approvals watch"}
+#: Only as it is an Engine is asked, if there is one: what it says is not of the surroundings.
+NO_ENGINE: Mapping[str, str] = {"DOCKER_HOST": "unix:///nonexistent"}
 #: These ask every driver, which takes a second; the others look at the same surroundings.
 ASK_DRIVERS = {"capabilities", "doctor", "serve"}
 ASKED_IN = {"as it is", "HOME is a file", "no output", "data in a circle", "width 1"}
 
 
-def jobs(condition: str, place: Path) -> Iterator[dict[str, object]]:
-    """Every command in one condition, each in a place of its own."""
+def jobs(condition: str, place: Path, refused: Collection[str] = ()) -> Iterator[dict[str, object]]:
+    """Every command in one condition but those that are refused whatever it is, each in a place of its own."""
     prepare, environment = CONDITIONS[condition]
     for number, command in enumerate(COMMANDS):
-        if command in ENDLESS or (command in ASK_DRIVERS and condition not in ASKED_IN):
+        if command in {*ENDLESS, *refused} or (command in ASK_DRIVERS and condition not in ASKED_IN):
             continue
         own = place / f"{condition.replace(' ', '-')}-{number}"
         (own / "home").mkdir(parents=True)
         (own / "workspace").mkdir()
         (own / "file").touch()
         wanted = {"PATH": os.environ["PATH"], "HOME": str(own / "home"), **environment}
+        wanted |= NO_ENGINE if condition != "as it is" else {}
         found = {key: value.replace("{place}", str(own)) for key, value in wanted.items() if value is not None}
         if "HOME" not in found:  # nobody's own home is touched
             found |= {f"GLOVEBOX_{name}_DIR": str(own / name) for name in ("STATE", "DATA")}
         yield {
-            "arguments": words(command, own), "place": str(own), "environment": found, "prepare": prepare,
+            "command": command, "arguments": words(command, own), "place": str(own), "environment": found,
+            "prepare": prepare,
             "fine": condition in ("as it is", "umask 077", "HOME with spaces") and command in FINE,
-            "to its end": condition in TO_THEIR_END,
+            "to its end": condition in FILES and command in TO_THEIR_END,
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Forking:
+    """What forks a process for each command: it reads jobs and prints exit codes."""
+
+    jobs: IO[str]
+    statuses: IO[str]
+
+    def run(self, wanted: Sequence[dict[str, object]]) -> Iterator[tuple[dict[str, object], int, str]]:
+        """Each with its exit code and all that it printed."""
+        print(json.dumps(wanted), file=self.jobs, flush=True)
+        for job, status in zip(wanted, json.loads(self.statuses.readline()), strict=True):
+            place = Path(str(job["place"]))
+            yield job, status, "".join((place / name).read_text(errors="replace") for name in ("out", "err"))
+
+
 @pytest.fixture(scope="module")
-def forking() -> Iterator[tuple[IO[str], IO[str]]]:
-    """Start what forks a process for each command, once: it reads jobs and prints exit codes."""
+def forking() -> Iterator[Forking]:
+    """Start it once."""
     command = [sys.executable, "-I", "-c", FORKED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdin is not None
         assert started.stdout is not None
-        yield started.stdin, started.stdout
+        yield Forking(started.stdin, started.stdout)
         started.stdin.close()
 
 
+@pytest.fixture(scope="module")
+def refused(forking: Forking, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Commands that need more words than they are given here: what refuses them has looked at nothing else yet."""
+    wanted = [*jobs("umask 077", tmp_path_factory.mktemp("refused"))]
+    return {str(job["command"]) for job, _, printed in forking.run(wanted) if printed.startswith("Usage: ")}
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_no_surroundings_bring_a_traceback(forking: tuple[IO[str], IO[str]], condition: str, tmp_path: Path) -> None:
+def test_no_surroundings_bring_a_traceback(forking: Forking, refused: set[str], condition: str, tmp_path: Path) -> None:
     """Exit 0 to 4 for every command; the control is that as it is, what needs nothing ends with 0."""
-    wanted = [*jobs(condition, tmp_path)]
-    print(json.dumps(wanted), file=forking[0], flush=True)
-    for job, status in zip(wanted, json.loads(forking[1].readline()), strict=True):
-        place = Path(str(job["place"]))
-        text = (place / "out").read_text(errors="replace") + (place / "err").read_text(errors="replace")
-        traceless(f"{place.name} {job['arguments']}: {text}", status)
+    shown = condition in FILES | {"an old locale", "width 1"}
+    for job, status, text in forking.run([*jobs(condition, tmp_path, () if shown else refused)]):
+        traceless(f"{job['place']} {job['arguments']}: {text}", status)
         assert status == OK or not job["fine"], text
