@@ -19,9 +19,11 @@ LINTER = "skillsaw==0.22.0"
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of uv, uvx and pipx, and of a linter that has the MCP registry's schemas and rules."""
     place = tmp_path_factory.mktemp("tools")
+    python = str(place / "bin/python")
     commands: list[list[str | Path]] = [
-        [PYTHON, "-I", "-m", "venv", place],
-        [place / "bin/python", "-I", "-m", "pip", "install", "--quiet", "uv", "pipx", LINTER],
+        [PYTHON, "-I", "-m", "venv", "--without-pip", place],
+        [sys.executable, "-I", "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", "uv"],
+        [place / "bin/uv", "pip", "install", "--quiet", "--python", python, "pipx", LINTER],
     ]
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
