@@ -16,10 +16,8 @@ _BOMB = "The body decompresses to more than 100 times its size."
 
 
 def _packed(data: bytes, name: str) -> bytes:
-    """Pack repetitions of the input, then break what its edits break: two bytes of place and one to put there.
-
-    First byte: how many edits; second and third: how often what follows them is repeated.
-    """
+    """Pack repetitions of the input, then break what its edits break: two bytes of place and one to put there."""
+    # First byte: how many edits; second and third: how often what follows them is repeated.
     if len(data) < 3:
         return data
     edits, rest = data[3 : 3 + 3 * (data[0] % 4)], data[3 + 3 * (data[0] % 4) :]

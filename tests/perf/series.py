@@ -91,13 +91,11 @@ class Interval:
 
 
 def compared(ours: Series, theirs: Series, statistic: Statistic = "p50", *, floor: float = 0.0) -> Interval:
-    """The ratio of one number of two series, and its 95 % interval.
-
-    A median is that of the rounds' medians; other numbers are of all values. The interval is a bootstrap's: whole
-    rounds are drawn, for both at once, since what a slow moment of the machine did to one it did to the other, and
-    the calls of one round are not independent of each other. A bootstrap of a few rounds says less than it seems to:
-    below ``FEW`` it is Student's, of the logarithms of the rounds' ratios.
-    """
+    """The ratio of one number of two series, and its 95 % interval."""
+    # A median is that of the rounds' medians; other numbers are of all values. The interval is a bootstrap's: whole
+    # rounds are drawn, for both at once, since what a slow moment of the machine did to one it did to the other, and
+    # the calls of one round are not independent of each other. A bootstrap of a few rounds says less than it seems
+    # to: below ``FEW`` it is Student's, of the logarithms of the rounds' ratios.
     pairs = [
         (_raised(a, floor, statistic), _raised(b, floor, statistic))
         for a, b in zip(ours.rounds, theirs.rounds, strict=True)

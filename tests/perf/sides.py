@@ -150,10 +150,8 @@ def packages(root: Path) -> list[str]:
 
 
 def own_code(sides: Sequence[Side]) -> dict[str, str]:
-    """Where each side finds the code of both: its own, below its root, and nobody else's.
-
-    Asked twice: as a server is started, and by a Python that is deaf to its surroundings, as children are.
-    """
+    """Where each side finds the code of both: its own, below its root, and nobody else's."""
+    # Asked twice: as a server is started, and by a Python that is deaf to its surroundings, as children are.
     names = sorted({name for side in sides for name in packages(side.root)})
     facts: dict[str, str] = {}
     for side in sides:

@@ -40,11 +40,6 @@ def check(files: Files) -> list[Problem]:
     return list(report.problems)
 
 
-def line_of(content: bytes, place: int) -> int:
-    """The line in which a byte lies."""
-    return content.count(b"\n", 0, place) + 1
-
-
 def test_the_untouched_log_is_whole() -> None:
     """Control for everything below; there are several segments."""
     assert check(FILES) == []
@@ -60,7 +55,7 @@ def test_any_changed_byte_is_found_in_its_file_on_its_line(data: st.DataObject) 
     place = data.draw(st.integers(0, len(content) - 1))
     changed = content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :]
     found = check({**FILES, name: changed})
-    assert (found[0].file, found[0].line) == (name, line_of(content, place))
+    assert (found[0].file, found[0].line) == (name, content.count(b"\n", 0, place) + 1)
 
 
 @settings(max_examples=150, deadline=None)

@@ -64,10 +64,8 @@ TRICKY: st.SearchStrategy[Any] = st.recursive(
 
 @given(TRICKY)
 def test_values_and_keys_are_counted_before_anything_is_made_of_them(value: Any) -> None:
-    """Never fewer than there are; with texts left out, only an empty object or array counts for one more.
-
-    The control: a limit below the true count refuses.
-    """
+    """Never fewer than there are; with texts left out, only an empty object or array counts for one more."""
+    # The control: a limit below the true count refuses.
     text, exact = json.dumps(value).encode(), _nodes(value)
     assert exact <= bound(text, 2 * exact) <= 2 * exact
     assert exact <= bound(text)

@@ -7,19 +7,13 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from tests.fixtures.wire_peers import running
+from tests.property.test_results import cut
 
 from _glovebox_guest import wire
 from _glovebox_guest.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire
 
 HEADER = 9
-
-
-def pair() -> tuple[Wire, Wire]:
-    """A host and a guest between job and outcome."""
-    host, guest = Wire("host"), Wire("guest")
-    host.receive(guest.message("ready", {}))
-    guest.receive(host.message("job", {}))
-    return host, guest
 
 
 JSON = st.recursive(
@@ -36,12 +30,11 @@ def frames(draw: st.DrawFn) -> bytes:
     stream = draw(st.sampled_from([0, 1, 1, 2, 3, 3, 5, 7, MAX_STREAM, MAX_STREAM + 2, 2**32 - 1]))
     flag = "true" if draw(st.booleans()) else "false"
     fitting = {
-        1: b'{"kind":"outcome","body":{}}',
-        2: b'{"kind":"k","meta":{},"duplex":' + flag.encode() + b"}",
-        3: draw(st.binary(max_size=40)),
-        5: b"",
-        7: b'{"credit":%d}' % draw(st.integers(-1, 2 * WINDOW)),
-    }.get(kind, b"{}")
+        1: b'{"kind":"outcome","body":{}}', 2: b'{"kind":"k","meta":{},"duplex":' + flag.encode() + b"}",
+        3: draw(st.binary(max_size=40)), 5: b"", 7: b'{"credit":%d}' % draw(st.integers(-1, 2 * WINDOW)),
+    }.get(
+        kind, b"{}",
+    )  # fmt: skip
     payload = draw(st.just(fitting) | st.binary(max_size=30)) if draw(st.integers(0, 4)) == 0 else fitting
     length = draw(st.integers(0, 2**32 - 1)) if draw(st.integers(0, 20)) == 0 else len(payload)
     return struct.pack("!BII", kind, stream, length) + payload
@@ -65,7 +58,7 @@ def outcome(end: Wire, chunks: list[bytes]) -> tuple[list[wire.WireEvent], bool]
 @given(st.binary(max_size=300), st.sampled_from(["host", "guest"]), st.booleans())
 def test_arbitrary_bytes_end_in_events_or_a_protocol_error(data: bytes, role: str, started: bool) -> None:
     """No other exception, no state out of bounds."""
-    host, guest = pair() if started else (Wire("host"), Wire("guest"))
+    host, guest = running() if started else (Wire("host"), Wire("guest"))
     outcome(host if role == "host" else guest, [data])
 
 
@@ -77,16 +70,10 @@ OUTCOME = b'\1\0\0\0\0\0\0\0\x1c{"kind":"outcome","body":{}}'
 @example(OUTCOME + OUTCOME[:-1], [1])
 def test_how_the_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> None:
     """The same events and the same verdict for the whole, for single bytes and for any pieces."""
-    pieces, at = [], 0
-    for n in range(len(data)):
-        if at >= len(data):
-            break
-        size = cuts[n % len(cuts)]
-        pieces.append(data[at : at + size])
-        at += size
-    whole, broken_whole = outcome(pair()[0], [data])
-    parts, broken_parts = outcome(pair()[0], pieces)
-    bytewise, broken_bytes = outcome(pair()[0], [data[n : n + 1] for n in range(len(data))])
+    pieces = cut(data, cuts)
+    whole, broken_whole = outcome(running()[0], [data])
+    parts, broken_parts = outcome(running()[0], pieces)
+    bytewise, broken_bytes = outcome(running()[0], [data[n : n + 1] for n in range(len(data))])
     assert broken_whole == broken_parts == broken_bytes
     # What comes in the same bytes as a broken rule is lost with it: more cuts can only show more of the same events.
     assert bytewise[: len(parts)] == parts
@@ -98,7 +85,7 @@ def test_how_the_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_any_json_body_crosses_unchanged(body: dict[str, Any]) -> None:
     """Lone surrogates and control characters included; NaN and infinities are our mistake, never sent."""
-    host, guest = pair()
+    host, guest = running()
     try:
         _, sent = guest.open("k", body)
     except ValueError:
@@ -116,7 +103,7 @@ class Conversation(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         """Begin where streams may be opened."""
-        host, guest = pair()
+        host, guest = running()
         self.ends: dict[str, Wire] = {"host": host, "guest": guest}
         self.under_way: dict[str, bytearray] = {"host": bytearray(), "guest": bytearray()}  # by receiver
         self.sent: dict[tuple[str, int], bytearray] = {}  # by sender and stream

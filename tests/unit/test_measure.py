@@ -48,9 +48,14 @@ def differences(expected: Expected = EXPECTED, **changes: Any) -> tuple[Field, .
 
 
 def test_what_was_planned_is_no_difference() -> None:
-    """The control of everything below."""
+    """The control: only what the plan names is demanded; a workspace may be a mount of any kind."""
     assert differences() == ()
     assert differences(groups=[65532]) == ()
+    expected = replace(EXPECTED, namespaces=tuple(name for name in NAMESPACES if name != "user"))
+    assert differences(expected, namespaces={**MEASURED["namespaces"], "user": HOST["user"]}) == ()
+    assert (
+        differences(mounts=[mount("/workspace", "tmpfs") if m["target"] == "/workspace" else m for m in MOUNTS]) == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,12 +88,6 @@ def test_a_namespace_of_the_host_is_found(name: str) -> None:
         assert difference.measured == str([name])
 
 
-def test_a_namespace_that_need_not_be_its_own_may_be_shared() -> None:
-    """Control: only what the plan names is demanded."""
-    expected = replace(EXPECTED, namespaces=tuple(name for name in NAMESPACES if name != "user"))
-    assert differences(expected, namespaces={**MEASURED["namespaces"], "user": HOST["user"]}) == ()
-
-
 @pytest.mark.parametrize(
     ("extra", "field"),
     [
@@ -117,21 +116,10 @@ def test_a_writable_mount_beyond_the_plan_is_found(target: str) -> None:
     assert (difference.field, difference.measured) == ("writable mounts beyond the plan", str([target]))
 
 
-def test_a_mount_that_is_missing_is_found() -> None:
-    """The workspace a profile grants must be there."""
+def test_a_mount_that_is_missing_is_found_and_several_differences_are_all_told() -> None:
+    """The workspace a profile grants must be there; not only the first is told."""
     (difference,) = differences(mounts=[each for each in MOUNTS if each["target"] != "/workspace"])
     assert difference.field == "mounts of host files"
-
-
-def test_a_workspace_may_be_a_tmpfs() -> None:
-    """It is where the plan wants a mount of host files, whatever its kind."""
-    assert (
-        differences(mounts=[mount("/workspace", "tmpfs") if m["target"] == "/workspace" else m for m in MOUNTS]) == ()
-    )
-
-
-def test_several_differences_are_all_told() -> None:
-    """Not only the first."""
     assert [each.field for each in differences(uid=0, seccomp=0, interfaces=["lo", "eth0"])] == [
         "uid",
         "seccomp",
@@ -162,18 +150,14 @@ def test_no_field_may_be_missing(field: str) -> None:
         parse({key: each for key, each in MEASURED.items() if key != field})
 
 
-def test_groups_that_cannot_be_given_up_are_expected() -> None:
-    """A user's sandbox keeps the user's groups, shown as the overflow group; any other one is still a difference."""
+def test_groups_that_cannot_be_given_up_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shown as the overflow group, any other is a difference; root gives them up, a user with none has none to keep."""
     kept = replace(EXPECTED, kept_groups=(65534,))
     assert more_groups(kept, [65532, 65534]) == []
     assert more_groups(kept, [65532, 65534, 0]) == [0]
     assert more_groups(EXPECTED, [65532, 65534]) == [65534], "control: where they could be given up, they must be"
-
-
-def test_only_an_unprivileged_server_keeps_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root gives them up (setpriv --clear-groups); a user with no group but his own has none to keep."""
-    for uid, groups, kept in ((1000, [1000, 27], (65534,)), (1000, [1000], ()), (0, [0, 27], ())):
+    for uid, groups, wanted in ((1000, [1000, 27], (65534,)), (1000, [1000], ()), (0, [0, 27], ())):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         monkeypatch.setattr(os, "getegid", lambda uid=uid: uid)
         monkeypatch.setattr(os, "getgroups", lambda groups=groups: groups)
-        assert driver._kept_groups() == kept
+        assert driver._kept_groups() == wanted

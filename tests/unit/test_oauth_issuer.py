@@ -70,10 +70,6 @@ def _says(**metadata: Any) -> Callable[[AnIssuer], None]:
     return lambda theirs: theirs.metadata.update(metadata)
 
 
-def _redirects(theirs: AnIssuer) -> None:
-    theirs.metadata["jwks_uri"] = f"{theirs.url}/jwks/"  # starlette leads to the one without a slash
-
-
 def _publishes(content: bytes) -> Callable[[AnIssuer], None]:
     def change(theirs: AnIssuer) -> None:
         theirs.jwks = content
@@ -81,18 +77,11 @@ def _publishes(content: bytes) -> Callable[[AnIssuer], None]:
     return change
 
 
-def _fails(theirs: AnIssuer) -> None:
-    theirs.fails = True
-
-
-def _empties(theirs: AnIssuer) -> None:
-    theirs.keys.clear()
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_fails, "status 500"), (_says(issuer="https://evil.example"), "names another issuer"),
+        (lambda theirs: setattr(theirs, "fails", True), "status 500"),
+        (_says(issuer="https://evil.example"), "names another issuer"),
         (_says(jwks_uri=7), "no jwks_uri"), (_says(jwks_uri="http://id.example/jwks"), "no TLS"),
         (_says(jwks_uri="file:///etc/passwd"), "no URL of a web server"),
         (_says(jwks_uri=f"https://{'a' * 70}.example/"), "Asking the OAuth issuer"),
@@ -101,7 +90,9 @@ def _empties(theirs: AnIssuer) -> None:
         (_publishes(b"x" * (issuer.MAX_DOCUMENT + 1)), "longer than"), (_publishes(b"[" * 5000), "not JSON|levels"),
         (_publishes(b'{"keys":[],"keys":[]}'), "same key twice"),
         (_publishes(json.dumps({"keys": [{}] * 65}).encode()), "more than 64"), (_publishes(b"{}"), "no JWK set"),
-        (_empties, "publishes no key"), (_redirects, "status 307"),
+        (lambda theirs: theirs.keys.clear(), "publishes no key"),
+        # Starlette leads to the one without a slash.
+        (lambda theirs: theirs.metadata.update(jwks_uri=f"{theirs.url}/jwks/"), "status 307"),
     ],
 )  # fmt: skip
 async def test_an_issuer_that_cannot_be_used_is_told(change: Callable[[AnIssuer], None], why: str) -> None:
@@ -125,13 +116,22 @@ async def test_an_issuer_that_does_not_answer_is_given_up(monkeypatch: pytest.Mo
         await opened(theirs)
 
 
-async def test_keys_are_found_where_openid_connect_has_them() -> None:
-    """The metadata of an issuer with a path is looked for in three places."""
+async def test_keys_are_found_where_openid_connect_has_them_and_without_a_name() -> None:
+    """In three places of an issuer with a path; a token may leave ``kid`` out, but not where two keys would fit."""
     async with an_issuer() as theirs:
         path = f"{theirs.url}/realms/one"
         with pytest.raises(DiagnosedError, match="has no metadata at"):
             await TokenIssuer(path).fetch()
         assert theirs.asked == []
+    async with an_issuer() as theirs:
+        checks = await opened(theirs, Clock())
+        theirs.add_key("other", "RS256")
+        await checks.issuer.fetch()
+        assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is not None
+        theirs.add_key("second")
+        await checks.issuer.fetch()
+        with pytest.raises(TokenError, match="key"):
+            await checks.issuer.key(Header(algorithm="ES256", key=None))
 
 
 async def test_a_new_key_is_asked_for_once_for_all_who_wait() -> None:
@@ -238,13 +238,10 @@ async def test_keys_are_asked_for_from_time_to_time(seconds: str, others: str, m
 
 @pytest.mark.parametrize(
     ("told", "why"),
-    [
-        ({"jwks_uri": "http://127.0.0.1:1/jwks"}, "is on this machine"),
-        ({"jwks_uri": "https://localhost/jwks"}, "is on this machine"),
-        ({"jwks_uri": "https://keys.example/jwks"}, "no JWK set"),
-        (None, "no metadata"),
-    ],
-)
+    [({"jwks_uri": "http://127.0.0.1:1/jwks"}, "is on this machine"),
+     ({"jwks_uri": "https://localhost/jwks"}, "is on this machine"),
+     ({"jwks_uri": "https://keys.example/jwks"}, "no JWK set"), (None, "no metadata")],
+)  # fmt: skip
 async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
     told: dict[str, str] | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,13 +256,24 @@ async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
         await TokenIssuer(url).fetch()
 
 
-async def test_an_operator_says_whether_tokens_tell_their_type() -> None:
-    """Unless he does, one of another type is none."""
+async def test_an_operator_says_what_tokens_are_for_and_whether_they_tell_their_type() -> None:
+    """This server's addresses are no audience then; unless he does, they are, and another type is none (controls)."""
     async with an_issuer() as theirs:
         lax = TokenAuthority(OAuth(issuer=theirs.url, any_type=True), HOSTS, Scopes())
         await lax.issuer.fetch()
         token = theirs.token(HERE, header={"typ": "JWT"})
         assert [await refused(checks, token) for checks in (await opened(theirs), lax)] == ["type", ""]
+    async with an_issuer() as theirs:
+        ours = await opened(theirs)
+        named = TokenAuthority(OAuth(issuer=theirs.url, audiences=("api://glovebox",)), HOSTS, Scopes())
+        await named.issuer.fetch()
+        for audience, with_names, without in (
+            (HERE, "audience", ""), ("https://glovebox.example", "audience", ""), ("api://glovebox", "", "audience"),
+            (["api://other", "api://glovebox"], "", "audience"),
+            ("http://glovebox.example/mcp", "audience", "audience"),
+        ):  # fmt: skip
+            token = theirs.token(audience)
+            assert (await refused(named, token), await refused(ours, token)) == (with_names, without)
 
 
 async def test_a_withdrawn_key_ends_its_tokens() -> None:
@@ -343,21 +351,6 @@ async def test_good_tokens_are_remembered_so_many(monkeypatch: pytest.MonkeyPatc
         assert list(checks._kept.values())[:2] == [kept[2], kept[0]], "those used last"
 
 
-async def test_an_operator_says_what_tokens_are_for() -> None:
-    """Then this server's addresses are no audience any more; unless he does, they are (the control)."""
-    async with an_issuer() as theirs:
-        ours = await opened(theirs)
-        named = TokenAuthority(OAuth(issuer=theirs.url, audiences=("api://glovebox",)), HOSTS, Scopes())
-        await named.issuer.fetch()
-        for audience, with_names, without in (
-            (HERE, "audience", ""), ("https://glovebox.example", "audience", ""), ("api://glovebox", "", "audience"),
-            (["api://other", "api://glovebox"], "", "audience"),
-            ("http://glovebox.example/mcp", "audience", "audience"),
-        ):  # fmt: skip
-            token = theirs.token(audience)
-            assert (await refused(named, token), await refused(ours, token)) == (with_names, without)
-
-
 @pytest.mark.parametrize("url", ["https://id.example", "https://ID.example:443/a/../b/", "https://bücher.example/"])
 def test_the_issuer_is_told_exactly_as_it_names_itself(url: str) -> None:
     """RFC 8414, 3.3: a client compares it, character by character, with what the issuer's own metadata says."""
@@ -377,16 +370,3 @@ def test_the_issuer_is_told_exactly_as_it_names_itself(url: str) -> None:
 def test_an_address_is_told_as_clients_write_it(host: str, base: str) -> None:
     """TLS but on this machine itself, and no port that is the scheme's own."""
     assert authority.base_of(host) == base
-
-
-async def test_a_key_without_a_name_is_found_where_there_is_one() -> None:
-    """A token may leave ``kid`` out; where two keys would fit, it may not."""
-    async with an_issuer() as theirs:
-        checks = await opened(theirs, Clock())
-        theirs.add_key("other", "RS256")
-        await checks.issuer.fetch()
-        assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is not None
-        theirs.add_key("second")
-        await checks.issuer.fetch()
-        with pytest.raises(TokenError, match="key"):
-            await checks.issuer.key(Header(algorithm="ES256", key=None))

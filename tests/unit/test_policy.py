@@ -32,15 +32,11 @@ def rule(tool: str, arguments: dict[str, Any], changed: Profile | None = None) -
 
 
 def test_without_a_profile_nothing_is_allowed() -> None:
-    """Whatever the tool and the arguments."""
+    """Whatever the tool and the arguments; else a decision names the profile, by digest."""
     for tool in TOOLS.values():
         decision = decide(tool, {}, None)
         assert (decision.effect, decision.rule, decision.profile_digest) == ("deny", "profile.missing", "")
         assert tool.name in decision.reason
-
-
-def test_a_decision_names_its_profile() -> None:
-    """By the digest of what was in effect."""
     assert decide(TOOLS["run_python"], PYTHON, profile("run_python")).profile_digest == digest(profile("run_python"))
     assert decide(TOOLS["run_python"], PYTHON, profile("run_python"), "sha256:known").profile_digest == "sha256:known"
 
@@ -65,16 +61,13 @@ def test_inputs_need_a_profile_that_takes_them() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "wanted"),
-    [
-        ({}, ("allow", "allow")),
-        ({"url": "https://docs.python.org.evil.example/"}, ("deny", "network.allow")),
-        ({"url": "https://127.0.0.1/"}, ("deny", "network.allow")),
-        ({"url": "http://docs.python.org:81/"}, ("deny", "network.allow")),
-        ({"url": "not a url"}, ("deny", "network.allow")),
-        ({"url": "https://docs.python.org@evil.example/"}, ("deny", "network.allow")),
-        ({"method": "POST"}, ("deny", "network.allow")),
-    ],
-)
+    [({}, ("allow", "allow")), ({"url": "https://docs.python.org.evil.example/"}, ("deny", "network.allow")),
+     ({"url": "https://127.0.0.1/"}, ("deny", "network.allow")),
+     ({"url": "http://docs.python.org:81/"}, ("deny", "network.allow")),
+     ({"url": "not a url"}, ("deny", "network.allow")),
+     ({"url": "https://docs.python.org@evil.example/"}, ("deny", "network.allow")),
+     ({"method": "POST"}, ("deny", "network.allow"))],
+)  # fmt: skip
 def test_a_fetch_is_held_against_the_profiles_list(changes: dict[str, Any], wanted: tuple[str, str]) -> None:
     """Before anything starts; the gate decides each connection again."""
     assert rule("fetch_url", {**FETCH, **changes}) == wanted

@@ -106,14 +106,15 @@ async def test_a_watch_that_breaks_costs_no_call_its_end(*, quick: bool, monkeyp
             await scene.call()
 
 
-@jumping
-async def test_it_can_be_had_ready_before_the_first_call() -> None:
-    """Where a profile asks for it."""
-    async with a_scene() as scene:
-        assert await scene.settle() == []
-        scene.pool.prepare(scene.driver, PLAN)
-        (waiting,) = await scene.settle()
-        assert await scene.call() is waiting
+async def ended(scene: Scene, end: str) -> list[Sandbox]:
+    """Have those that wait end, or speak unasked."""
+    bad = await scene.settle()
+    for each in bad:
+        if end == "dead":
+            each.die()
+        else:
+            each.channel.to_host.send_nowait(b"x")
+    return bad
 
 
 @both
@@ -123,12 +124,7 @@ async def test_what_ended_or_spoke_unasked_is_replaced_and_given_to_nobody(end: 
     """A guest that was asked nothing says nothing; whatever it is, it is not used."""
     async with a_scene(Fake(quick=quick)) as scene:
         await scene.call()
-        bad = await scene.settle()
-        for each in bad:
-            if end == "dead":
-                each.die()
-            else:
-                each.channel.to_host.send_nowait(b"x")
+        bad = await ended(scene, end)
         good = await scene.settle()
         assert len(good) == len(bad)
         assert not set(good) & set(bad)
@@ -143,12 +139,7 @@ async def test_what_ended_in_the_same_moment_is_given_to_nobody(end: str) -> Non
     """Before anybody had a turn to see it."""
     async with a_scene() as scene:
         await scene.call()
-        bad = await scene.settle()
-        for each in bad:
-            if end == "dead":
-                each.die()
-            else:
-                each.channel.to_host.send_nowait(b"x")
+        bad = await ended(scene, end)
         opened: list[int] = []
 
         async def waits() -> None:
@@ -485,7 +476,7 @@ async def test_nothing_waits_in_a_queue_that_nobody_refills() -> None:
 
 @jumping
 async def test_plans_do_not_share_sandboxes() -> None:
-    """Two profiles, two queues: what was prepared for one is never given to the other."""
+    """Two profiles, two queues; where a profile asks for it, one is ready before the first call."""
     other = replace(PLAN, spec=replace(PLAN.spec, output=True))
     async with a_scene() as scene:
         await scene.call()
@@ -496,3 +487,8 @@ async def test_plans_do_not_share_sandboxes() -> None:
             await scene.settle()
         assert await scene.call() is mine[0]
         assert len({event.plan_digest for event in scene.events}) == 2
+    async with a_scene() as scene:
+        assert await scene.settle() == []
+        scene.pool.prepare(scene.driver, PLAN)
+        (waiting,) = await scene.settle()
+        assert await scene.call() is waiting

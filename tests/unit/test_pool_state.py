@@ -67,18 +67,17 @@ async def test_what_is_missing(calls: tuple[int, int], counts: tuple[int, int, i
         found._waiters.clear()
 
 
-async def test_the_peak_falls_by_one_at_each_review_but_not_below_the_calls_under_way() -> None:
-    """Demand of a while ago is forgotten step by step."""
+async def test_a_review_forgets_demand_step_by_step_and_says_once_when_memory_limits() -> None:
+    """Not below the calls under way, nor more than may be ready; not where memory limits nobody (control)."""
     peaks = []
     with demand(5, 3) as found:
         for _ in range(5):
             assert not found.review(MOST_READY)
             peaks.append(found.peak)
     assert peaks == [4, 3, 2, 2, 2]
-
-
-async def test_a_review_says_once_when_memory_has_come_to_limit() -> None:
-    """Not where it was the limit already, nor where it is more than anybody wants."""
+    with demand(100) as found:
+        found.review(MOST_READY)
+        assert found.peak == MOST_READY
     with demand(5, 5) as found:
         assert not found.review(5)
         assert found.review(3)
@@ -95,13 +94,6 @@ async def test_a_queue_knows_when_it_was_last_used() -> None:
             begun = found.used_at
             await anyio.sleep(0.001)
         assert before <= begun < found.used_at
-
-
-async def test_a_flood_is_forgotten_as_soon_as_the_most_that_may_be_ready() -> None:
-    """A review in the midst of it remembers no more calls than a new one does."""
-    with demand(100) as found:
-        found.review(MOST_READY)
-        assert found.peak == MOST_READY
 
 
 async def steps(count: int) -> None:

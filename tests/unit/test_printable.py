@@ -209,10 +209,8 @@ FORGED = "x\n2026-11-23T09:59:59Z [info     ] listening url=http://evil\r\x1b[2J
 
 
 def test_a_log_line_cannot_be_forged(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session id in a library's entry, a value of ours, the story of an exception: one line each, the rest indented.
-
-    The control is the standard library's own handler, which wrote the forged line as it is.
-    """
+    """A session id in a library's entry, a value of ours, the story of an exception: a line each, the rest indented."""
+    # The control is the standard library's own handler, which wrote the forged line as it is.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     logs.to_stderr()
     foreign = logging.makeLogRecord({"name": "mcp.server.sse", "levelno": 30, "msg": "bad id: %s", "args": (FORGED,)})

@@ -65,7 +65,7 @@ async def everything(process: Process) -> str:
 
 
 async def test_a_process_is_a_stream(spawner: Spawner, null: int) -> None:
-    """What is sent comes back, in order and whole, also more than a pipe holds."""
+    """What is sent comes back whole, also more than a pipe holds; one that ends ends it, and sending then is told."""
     content = os.urandom(1_000_000)
     with anyio.fail_after(SECONDS):
         process = await spawner.start([CAT], stderr=null, descriptors=())
@@ -79,10 +79,6 @@ async def test_a_process_is_a_stream(spawner: Spawner, null: int) -> None:
         await over(process)  # twice is once
     with pytest.raises(anyio.ClosedResourceError):
         await process.stream.receive()
-
-
-async def test_a_process_that_ends_ends_its_stream(spawner: Spawner, null: int) -> None:
-    """And sending to it is told as such."""
     with anyio.fail_after(SECONDS):
         process = await spawner.start(["/bin/true"], stderr=null, descriptors=())
         with pytest.raises(anyio.EndOfStream):

@@ -134,7 +134,7 @@ def test_check_names_what_is_not_in_force(tmp_path: Path) -> None:
     code, text = run("check", tmp_path)
     assert code == USAGE
     assert f'{tmp_path}/run_pyhton.toml:3: tool: there is no tool "run_pyhton". The nearest is "run_python".' in text
-    assert f"{tmp_path}/fetch_url.tml: is not in force, and may be meant as the profile of fetch_url." in text
+    assert f"{tmp_path}/fetch_url.tml: is not in effect, and may be meant as the profile of fetch_url." in text
     assert f"{tmp_path}/notes.txt: not read" in text
     assert "1 profile checked, 2 errors." in text
     _, value = run_json("check", tmp_path)
@@ -277,7 +277,7 @@ def test_diff_of_hosts_says_what_came_and_went(tmp_path: Path, before: str, afte
 
 
 def test_taking_a_narrow_file_out_of_a_directory_is_a_widening(tmp_path: Path) -> None:
-    """E3: the shipped profile comes back into force, so directories are compared as they would be in force."""
+    """E3: the shipped profile comes back into force, so directories are compared as they would be in effect."""
     narrow = (SHIPPED / "run_python.toml").read_text().replace("wall_seconds = 30", "wall_seconds = 3")
     narrow = narrow[: narrow.index("[[example]]")]
     write(tmp_path / "old" / "run_python.toml", narrow)
@@ -357,10 +357,8 @@ def test_set_copies_the_shipped_profile_and_changes_one_value(tmp_path: Path) ->
     ],
 )
 def test_no_shipped_example_stands_in_the_way_of_a_change(tool: str, change: str, back: str, tmp_path: Path) -> None:
-    """It then expects what the changed profile answers, also when the change is taken back.
-
-    An example of the operator's own does stand in the way.
-    """
+    """It then expects what the changed profile answers, also when the change is taken back."""
+    # An example of the operator's own does stand in the way.
     for setting in (change, back):
         words = ["profiles", "set", tool, setting, "--json"]
         done = CliRunner().invoke(main, words, env={"XDG_CONFIG_HOME": str(tmp_path)})

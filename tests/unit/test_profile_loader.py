@@ -123,17 +123,14 @@ def test_a_mistake_is_named_with_line_key_and_hint(extra: str, line: int, key: s
 
 @pytest.mark.parametrize(
     ("text", "line", "key", "problem"),
-    [
-        ("", 1, "tool", "missing"),
-        (MINIMAL.replace('"low"', '"lowest"'), 3, "risk", "'low', 'medium' or 'high'"),
-        (MINIMAL.replace('["bubblewrap"]', "[]"), 4, "isolation", "must not be empty"),
-        (MINIMAL.replace('["bubblewrap"]', '["bwrap"]'), 4, "isolation[0]", "'bubblewrap', 'docker' or 'gvisor'"),
-        (MINIMAL.replace('["bubblewrap"]', '["docker", "docker"]'), 4, "isolation", "listed twice"),
-        (MINIMAL.replace('"probe"', '"../probe"'), 1, "tool", "pattern"),
-        (MINIMAL.replace("A tool", "A \\u202E tool"), 2, "description", "invisible"),
-        (MINIMAL.replace("A tool", "A \\u001b[2J tool"), 2, "description", "control"),
-    ],
-)
+    [("", 1, "tool", "missing"), (MINIMAL.replace('"low"', '"lowest"'), 3, "risk", "'low', 'medium' or 'high'"),
+     (MINIMAL.replace('["bubblewrap"]', "[]"), 4, "isolation", "must not be empty"),
+     (MINIMAL.replace('["bubblewrap"]', '["bwrap"]'), 4, "isolation[0]", "'bubblewrap', 'docker' or 'gvisor'"),
+     (MINIMAL.replace('["bubblewrap"]', '["docker", "docker"]'), 4, "isolation", "listed twice"),
+     (MINIMAL.replace('"probe"', '"../probe"'), 1, "tool", "pattern"),
+     (MINIMAL.replace("A tool", "A \\u202E tool"), 2, "description", "invisible"),
+     (MINIMAL.replace("A tool", "A \\u001b[2J tool"), 2, "description", "control")],
+)  # fmt: skip
 def test_what_a_profile_must_say_is_checked(text: str, line: int, key: str, problem: str) -> None:
     """Required keys, and the four that cannot be left to a default."""
     error = refused(text)
@@ -141,14 +138,10 @@ def test_what_a_profile_must_say_is_checked(text: str, line: int, key: str, prob
     assert problem in error.reason
 
 
-def test_text_that_is_not_utf8_is_named_with_its_line() -> None:
-    """A stray Latin-1 byte is an error of the file, not of the program."""
+def test_what_is_not_utf8_or_huge_is_refused() -> None:
+    """A stray Latin-1 byte with its line; the bound is on bytes, before anything is parsed, and the largest passes."""
     error = refused(MINIMAL.encode() + b"# caf\xe9\n")
     assert (error.line, error.reason) == (5, "not UTF-8 text")
-
-
-def test_a_huge_file_is_refused_and_the_largest_allowed_one_is_not() -> None:
-    """The bound is on bytes, before anything is parsed."""
     largest = (MINIMAL + "#" * MAX_FILE)[:MAX_FILE]
     assert parse(largest.encode(), PATH) == profile()
     assert "larger than 64 KiB" in refused(largest + "#").reason
@@ -200,10 +193,17 @@ def test_a_directory_is_absent_only_where_nobody_put_anything(tmp_path: Path) ->
         assert not is_absent(tmp_path / name)
 
 
-def test_a_directory_that_cannot_be_one_is_an_error(tmp_path: Path) -> None:
-    """A file where a directory should be is not taken for an empty directory."""
+def test_what_is_no_directory_no_file_or_misnamed_is_an_error(tmp_path: Path) -> None:
+    """A file is no empty directory, a FIFO does not hang, and two files do not speak for one tool."""
     with pytest.raises(ProfileError, match="cannot be read"):
         load([write(tmp_path, "probe.toml", MINIMAL)], check_example=None)
+    (tmp_path / "probe.toml").unlink()
+    os.mkfifo(tmp_path / "probe.toml")
+    with pytest.raises(ProfileError, match="not a regular file"):
+        load([tmp_path], check_example=None)
+    with pytest.raises(ProfileError, match=r"Name the file probe\.toml") as caught:
+        read(write(tmp_path, "probe2.toml", MINIMAL), check_example=None)
+    assert (caught.value.line, caught.value.key) == (1, "tool")
 
 
 def test_the_set_cannot_be_changed(tmp_path: Path) -> None:
@@ -223,13 +223,6 @@ def test_a_policy_among_profiles_is_told_where_it_belongs(tmp_path: Path) -> Non
     (place / "policy.toml").write_text("version = 1\n")
     with pytest.raises(ProfileError, match=re.escape(f"Move it to {tmp_path / 'policy.toml'}")):
         load([place], check_example=None)
-
-
-def test_the_file_must_have_the_name_of_its_tool(tmp_path: Path) -> None:
-    """Otherwise two files could speak for one tool, and which one won would depend on their names."""
-    with pytest.raises(ProfileError, match=r"Name the file probe\.toml") as caught:
-        read(write(tmp_path, "probe2.toml", MINIMAL), check_example=None)
-    assert (caught.value.line, caught.value.key) == (1, "tool")
 
 
 def test_more_files_than_tools_could_exist_are_refused(tmp_path: Path) -> None:
@@ -366,13 +359,6 @@ def test_a_folder_that_cannot_be_looked_into_is_an_error(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(ProfileError, match="folder: cannot be read"):
         load([tmp_path], check_example=None, tools=["probe"])
-
-
-def test_a_fifo_in_the_place_of_a_profile_does_not_hang(tmp_path: Path) -> None:
-    """Opening it returns at once, and it is refused for what it is."""
-    os.mkfifo(tmp_path / "probe.toml")
-    with pytest.raises(ProfileError, match="not a regular file"):
-        load([tmp_path], check_example=None)
 
 
 def test_all_errors_of_a_file_are_reported_and_their_number_is_bounded(tmp_path: Path) -> None:

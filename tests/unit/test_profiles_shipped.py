@@ -130,11 +130,8 @@ def test_every_question_of_a_reviewer_has_an_answer() -> None:
     """Read, write, reach, spend, asked, runs, recorded, never: each has at least one sentence."""
     titles = [section.title for section in explain(PROFILES["run_python"])]
     assert [title.removeprefix("What it may ").split()[0] for title in titles[1:5]] == [
-        "read",
-        "write",
-        "reach",
-        "spend",
-    ]
+        "read", "write", "reach", "spend",
+    ]  # fmt: skip
     assert titles[-1] == "What it can never do"
     for given in (*PROFILES.values(), profile()):
         assert all(section.sentences for section in explain(given))

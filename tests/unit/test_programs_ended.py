@@ -4,6 +4,7 @@ import gc
 import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,17 +16,9 @@ from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_server.guards.credentials.sources import read
 
 
-async def _probe() -> None:
-    await wall.run(["/bin/true"])
-
-
 async def _lend() -> None:
     with suppress(DiagnosedError):
         await read("exec:/bin/true")
-
-
-async def _anchor() -> None:
-    await _give(["/bin/true"], b"", [])
 
 
 async def _cancel(run: Callable[[], Coroutine[Any, Any, None]], after: int) -> None:
@@ -45,7 +38,7 @@ def _left(run: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
     return [str(each.message) for each in found if "still running" in str(each.message)]
 
 
-@pytest.mark.parametrize("run", [_probe, _lend, _anchor])
+@pytest.mark.parametrize("run", [partial(wall.run, ["/bin/true"]), _lend, partial(_give, ["/bin/true"], b"", [])])
 def test_a_program_is_waited_for_whenever_its_start_is_cancelled(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Of a driver's probe, of a lent key, of an anchor. Without a shield some ten of the eighty are left."""
     assert _left(run) == []

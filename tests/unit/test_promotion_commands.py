@@ -99,16 +99,11 @@ def test_without_a_terminal_it_shows_and_changes_nothing(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("before", "shown"),
-    [
-        (b"a,1", ["-a,1", "\\ No newline at end of file", "+a,1"]),
-        (b"a,1\r\n", ["-a,1⟪U+000D⟫", "+a,1"]),
-        (b"a,1\x0c", ["-a,1⟪U+000C⟫", "\\ No newline at end of file", "+a,1"]),
-        (b"a,1\\x0c\n", [r"-a,1\x0c", "+a,1"]),
-        (b"a,1\x0b\n", ["-a,1⟪U+000B⟫", "+a,1"]),
-        (b"a\r1\n", ["-a⟪U+000D⟫1", "+a,1"]),
-        ("a,1\u2028\n".encode(), ["-a,1⟪U+2028⟫", "+a,1"]),
-    ],
-)
+    [(b"a,1", ["-a,1", "\\ No newline at end of file", "+a,1"]), (b"a,1\r\n", ["-a,1⟪U+000D⟫", "+a,1"]),
+     (b"a,1\x0c", ["-a,1⟪U+000C⟫", "\\ No newline at end of file", "+a,1"]), (b"a,1\\x0c\n", [r"-a,1\x0c", "+a,1"]),
+     (b"a,1\x0b\n", ["-a,1⟪U+000B⟫", "+a,1"]), (b"a\r1\n", ["-a⟪U+000D⟫1", "+a,1"]),
+     ("a,1\u2028\n".encode(), ["-a,1⟪U+2028⟫", "+a,1"])],
+)  # fmt: skip
 def test_a_difference_that_few_programs_show_is_shown(place: Path, before: bytes, shown: list[str]) -> None:
     """Only a line feed ends a line; whatever else some readers end one at is in it, as an escape."""
     (place / "reports/a.csv").write_bytes(before)
@@ -187,7 +182,7 @@ def test_a_file_that_changed_since_is_not_put_back(place: Path) -> None:
 
 
 def test_what_is_expected_must_be_what_would_change(place: Path) -> None:
-    """A digest that was printed before the folder changed is none of today's."""
+    """A digest printed before the folder changed is none; it needs no hash name. The second time nothing is to do."""
     words = ("promote", *addresses(place), "--into", "reports", "--json")
     digest = json.loads(run(place, *words)[1])["plan"]["digest"]
     (place / "reports/a.csv").write_bytes(b"mine")
@@ -195,19 +190,9 @@ def test_what_is_expected_must_be_what_would_change(place: Path) -> None:
     assert status == REFUSED
     assert json.loads(text[text.index("{") :])["refused"]["rule"] == "promotion.expect"
     assert held(place / "reports") == {"a.csv": b"mine"}
-
-
-def test_what_is_expected_may_be_given_without_the_name_of_its_hash(place: Path) -> None:
-    """The hash is the same: a refusal would name as another one just what was given."""
-    words = ("promote", *addresses(place), "--into", "reports", "--json")
     digest = json.loads(run(place, *words)[1])["plan"]["digest"]
     status, text = run(place, *words, "--expect", digest.removeprefix("sha256:"))
     assert status == OK, text
-
-
-def test_what_is_there_already_is_left_alone(place: Path) -> None:
-    """The second time there is nothing to do."""
-    promoted(place)
     status, text = run(place, "promote", *addresses(place), "--into", "reports")
     assert (status, "The same already" in text) == (OK, True)
 
@@ -233,20 +218,16 @@ def test_only_folders_that_the_operator_named(place: Path, change: object, told:
     assert held(place / "reports") == {}
 
 
-def test_without_a_policy_nothing_can_be_promoted(place: Path) -> None:
-    """Closed unless somebody opened it."""
+def test_without_the_artifact_or_a_policy_nothing_is_promoted(place: Path) -> None:
+    """None of the others either; closed unless somebody opened it."""
+    status, text = run(place, "promote", addresses(place)[0], "artifact://" + "0" * 32, "--into", "reports")
+    assert (status, "There is no artifact at" in text) == (REFUSED, True)
+    assert held(place / "reports") == {}
     (place / "config/policy.toml").unlink()
     status, text = run(place, "promote", *addresses(place), "--into", "reports")
     assert status == REFUSED
     assert "Refused (promotion.folder): The policy names no folder" in text
     assert "in `[promote]` of policy.toml" in text, text
-
-
-def test_an_artifact_that_is_not_there(place: Path) -> None:
-    """The others are not promoted either."""
-    status, text = run(place, "promote", addresses(place)[0], "artifact://" + "0" * 32, "--into", "reports")
-    assert (status, "There is no artifact at" in text) == (REFUSED, True)
-    assert held(place / "reports") == {}
 
 
 @pytest.mark.parametrize(("keys", "status"), [("y\n", OK), ("n\n", REFUSED), ("\n", REFUSED), ("\x04", REFUSED)])
@@ -278,19 +259,13 @@ def test_a_person_at_a_terminal_is_asked(place: Path, keys: str, status: int) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 @pytest.mark.parametrize(
     ("disk", "options", "told"),
-    [
-        ("reports", "size=8k", "No space left on device"),
-        ("reports", "ro", "Read-only file system"),
-        ("state/promotions", "size=16k,nr_inodes=1,mode=700", "No space left on device"),
-        ("reports", "size=1m", ""),
-    ],
+    [("reports", "size=8k", "No space left on device"), ("reports", "ro", "Read-only file system"),
+     ("state/promotions", "size=16k,nr_inodes=1,mode=700", "No space left on device"), ("reports", "size=1m", "")],
     ids=["full", "read-only", "full journal", "control"],
-)
+)  # fmt: skip
 def test_a_disk_that_takes_nothing_is_named(place: Path, disk: str, options: str, told: str) -> None:
-    """A real one, mounted over the folder or the journal: nothing is changed there; the control has room.
-
-    The full folder has room for two of the three files.
-    """
+    """A real one, mounted over the folder or the journal: nothing is changed there; the control has room."""
+    # The full folder has room for two of the three files.
     words = ["artifact", "promote", *addresses(place), "--into", "reports"]
     digest = json.loads(run(place, *words[1:], "--json")[1])["plan"]["digest"]
     (place / disk).mkdir(mode=0o700, exist_ok=True)
@@ -321,13 +296,9 @@ def test_what_the_system_refuses_of_a_proposal_is_told_without_paths(
     settings = Settings(state_dir=place / "state", profiles_dir=place / "config/profiles")
     proposals = Proposals(settings=settings, audit=None, into=lambda: {"reports": str(place / "reports")})  # type: ignore[arg-type]  # nothing is recorded
     call = ToolCall(
-        id="c_" + "0" * 26,
-        principal=Principal(id="local:0", transport="cli"),
-        session=None,
-        tool="propose_changes",
-        arguments={"inputs": (uri,), "into": "reports", "apply": False},
-        received=datetime.now(UTC),
-    )
+        id="c_" + "0" * 26, principal=Principal(id="local:0", transport="cli"), session=None, tool="propose_changes",
+        arguments={"inputs": (uri,), "into": "reports", "apply": False}, received=datetime.now(UTC),
+    )  # fmt: skip
 
     def look(_: TargetFolder, name: str) -> None:
         raise OSError(number, os.strerror(number), str(place / "reports" / name))

@@ -171,14 +171,11 @@ def fifo(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage", "told"),
-    [
-        ("deep", link, "is a link, or no folder"),
-        ("deep", lambda path: path.write_bytes(b""), "is a link, or no folder"),
-        ("changed.txt", linked_file, "is a link, or no plain file"),
-        ("changed.txt", named_twice, "has other names"),
-        ("changed.txt", fifo, "no plain file"),
-    ],
-)
+    [("deep", link, "is a link, or no folder"),
+     ("deep", lambda path: path.write_bytes(b""), "is a link, or no folder"),
+     ("changed.txt", linked_file, "is a link, or no plain file"), ("changed.txt", named_twice, "has other names"),
+     ("changed.txt", fifo, "no plain file")],
+)  # fmt: skip
 def test_a_way_through_anything_but_folders_is_refused(
     place: Place, name: str, damage: Callable[[Path], None], told: str
 ) -> None:
@@ -424,8 +421,8 @@ def test_what_is_still_to_be_put_back_holds_others_up(place: Place, monkeypatch:
     assert held(place.folder) == BEFORE
 
 
-def test_only_one_at_a_time(place: Place) -> None:
-    """Whoever comes second waits a little, and is then told."""
+def test_only_one_at_a_time_and_by_a_journal_that_is_what_was_written(place: Place) -> None:
+    """Whoever comes second waits a little, and is then told; nothing is guessed."""
     with (
         transaction.locked(place.state),
         pytest.raises(RefusedError) as caught,
@@ -433,10 +430,6 @@ def test_only_one_at_a_time(place: Place) -> None:
     ):
         pass
     assert caught.value.rule == "promotion.busy"
-
-
-def test_a_journal_that_is_not_what_was_written_is_refused(place: Place) -> None:
-    """Nothing is guessed."""
     place.promote()
     (path,) = (place.state / "promotions").glob("*.json")
     path.write_bytes(path.read_bytes()[:-10])

@@ -185,12 +185,9 @@ GONE = replace(CAPABILITIES, driver="docker", missing=(Missing(what="no Engine",
 
 @pytest.mark.parametrize(
     ("found", "names", "code"),
-    [
-        ({"bubblewrap": CAPABILITIES, "docker": GONE}, (), OK),
-        ({"bubblewrap": CAPABILITIES, "docker": GONE}, ("docker",), UNAVAILABLE),
-        ({"docker": GONE}, (), UNAVAILABLE),
-    ],
-)
+    [({"bubblewrap": CAPABILITIES, "docker": GONE}, (), OK),
+     ({"bubblewrap": CAPABILITIES, "docker": GONE}, ("docker",), UNAVAILABLE), ({"docker": GONE}, (), UNAVAILABLE)],
+)  # fmt: skip
 def test_a_gate_is_told_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     judged: dict[str, tuple[str, ...] | Exception],

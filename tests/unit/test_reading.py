@@ -40,10 +40,8 @@ class Slow:
 
 @jumping
 async def test_one_who_sends_much_is_read_at_its_share() -> None:
-    """250 bodies that take 5 ms to read: one after the other, and in all no more than a quarter of the time.
-
-    The control: another caller, meanwhile, is read at once.
-    """
+    """250 bodies that take 5 ms to read: one after the other, and in all no more than a quarter of the time."""
+    # The control: another caller, meanwhile, is read at once.
     slow = Slow(0.005)
     read: list[float] = []
 
@@ -79,10 +77,8 @@ async def test_ordinary_requests_never_wait() -> None:
 
 @jumping
 async def test_a_flood_of_cheap_requests_gets_a_share_once_another_calls() -> None:
-    """Requests as cheap to read as there are: their answers cost the loop too.
-
-    The control: the same flood, alone or ten seconds after another's request, never waits.
-    """
+    """Requests as cheap to read as there are: their answers cost the loop too."""
+    # The control: the same flood, alone or ten seconds after another's request, never waits.
     slow = Slow(20e-6)
     cost = REQUEST_SECONDS + slow.seconds * WHOLE
 

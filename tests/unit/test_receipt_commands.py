@@ -59,10 +59,14 @@ def test_the_control_a_receipt_is_shown_and_verified(state: Path, tmp_path: Path
 
 
 def test_what_show_prints_as_json_is_the_receipt(state: Path, tmp_path: Path) -> None:
-    """Redirected into a file it verifies."""
+    """Redirected into a file it verifies; the name of a key is somebody's, and a terminal obeys what it prints."""
     shown = run("receipt", "show", CALL_ID, "--json", "--state-dir", state)
     (tmp_path / "copy.json").write_text(shown.output)
     assert run("receipt", "verify", tmp_path / "copy.json", "--key", tmp_path / "key.pem").exit_code == 0
+    told = run("receipt", "verify", tmp_path / "r.json", "--key", tmp_path / "k\x1b[2J.pem")
+    assert told.exit_code == 2
+    assert "k\\x1b[2J.pem cannot be used: No such file" in told.output
+    assert "\x1b" not in told.output
 
 
 def test_a_call_made_here_is_verified_by_its_name_alone(state: Path, tmp_path: Path) -> None:
@@ -165,11 +169,3 @@ def test_a_key_that_others_could_have_read_is_not_used(tmp_path: Path) -> None:
     path.parent.chmod(0o755)
     with pytest.raises(SecretFileError, match=r"mode 755.*chmod 700"):
         Signer.load(tmp_path)
-
-
-def test_the_name_of_a_key_moves_no_cursor(tmp_path: Path) -> None:
-    """A file is named by whoever made it, and a terminal obeys what it prints."""
-    told = run("receipt", "verify", tmp_path / "r.json", "--key", tmp_path / "k\x1b[2J.pem")
-    assert told.exit_code == 2
-    assert "k\\x1b[2J.pem cannot be used: No such file" in told.output
-    assert "\x1b" not in told.output

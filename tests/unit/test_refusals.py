@@ -86,19 +86,6 @@ async def test_the_most_that_one_record_can_hold_is_small_and_strangers_have_the
     assert log.bytes < 96 * 1024
 
 
-async def test_callers_whose_long_names_begin_alike_are_counted_apart() -> None:
-    """The record has the beginning and a digest of the whole; the control is a name that is short enough."""
-    log, counted = Log(), Refusals()
-    short, long = "o" * 128, "o" * 129
-    for caller in (short, long, f"{long}a", f"{long}b", f"{long}b", f"{long}\udcff"):
-        counted.note("arguments", caller)
-    await counted.record(log)
-    rows = {principal: count for (principal, _), count in log.counts().items() if principal}
-    assert sorted(rows.values()) == [1, 1, 1, 1, 2]
-    assert rows[short] == 1
-    assert rows[f"{short}… sha256:{hashlib.sha256(f'{long}b'.encode()).hexdigest()}"] == 2
-
-
 async def test_the_first_after_a_pause_is_written_at_once_and_the_rest_once_in_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,16 +119,25 @@ async def test_the_first_after_a_pause_is_written_at_once_and_the_rest_once_in_a
         tasks.cancel_scope.cancel()
 
 
-async def test_strangers_take_no_callers_place() -> None:
-    """Whoever came first: so many callers are named beside them."""
+async def test_callers_have_places_of_their_own_and_are_counted_apart() -> None:
+    """Whoever came first; of long names the record has the beginning and a digest, short ones are whole (control)."""
     log, counted = Log(), Refusals()
     counted.note("http.token")
-    for caller in range(MAX_PRINCIPALS + 1):
-        counted.note("arguments", f"token:{caller}")
+    for number in range(MAX_PRINCIPALS + 1):
+        counted.note("arguments", f"token:{number}")
     await counted.record(log)
     named = {principal for principal, _ in log.counts() if principal}
     assert len(named) == MAX_PRINCIPALS + 1
     assert log.counts()[OTHERS, "arguments"] == 1
+    log, counted = Log(), Refusals()
+    short, long = "o" * 128, "o" * 129
+    for caller in (short, long, f"{long}a", f"{long}b", f"{long}b", f"{long}\udcff"):
+        counted.note("arguments", caller)
+    await counted.record(log)
+    rows = {principal: count for (principal, _), count in log.counts().items() if principal}
+    assert sorted(rows.values()) == [1, 1, 1, 1, 2]
+    assert rows[short] == 1
+    assert rows[f"{short}… sha256:{hashlib.sha256(f'{long}b'.encode()).hexdigest()}"] == 2
 
 
 async def test_a_record_that_is_being_written_when_the_server_ends_is_written_once() -> None:

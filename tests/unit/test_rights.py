@@ -50,18 +50,14 @@ def test_a_role_has_its_tools_and_refuses_the_others_by_name() -> None:
     assert Rights(profiles=PROFILES, workspace=None).refusal("fetch_url") is None
 
 
-def test_a_role_narrows_the_profile_and_so_changes_its_digest() -> None:
-    """A tool that the role does not narrow keeps profile and digest."""
+def test_a_role_narrows_the_profile_and_brings_its_workspace_shares_and_guards() -> None:
+    """Its digest changes with it; a tool that the role does not narrow keeps profile and digest."""
     found = rights(caller())
     assert found.profiles["run_python"].limits.wall_seconds == 20
     assert found.profiles["run_python"].limits.memory == 256 << 20
     assert found.profiles["run_python"].limits.pids == PROFILES["run_python"].limits.pids
     assert found.profiles.digests["run_python"] != PROFILES.digests["run_python"]
     assert found.profiles.digests["read_workspace_file"] == PROFILES.digests["read_workspace_file"]
-
-
-def test_a_role_brings_its_workspace_shares_budgets_and_approvals() -> None:
-    """Everything that later parts of a call's way ask for."""
     found = rights(caller())
     assert (found.workspace, found.turns, found.artifact_bytes) == (SUPPORT, 4, 256 << 20)
     assert [each.name for each in found.budgets] == ["calls-an-hour"]
@@ -157,11 +153,14 @@ def test_what_each_role_leaves_is_worked_out_alone_and_with_each_workflow() -> N
     assert [each.role for each in every] == ["analyst", "releaser", "analyst+releaser", "releaser"]
 
 
-def test_the_same_role_of_another_policy_has_another_key() -> None:
-    """By which what callers are shown is remembered; the control is the same policy."""
+def test_rights_are_worked_out_once() -> None:
+    """One object for a role; its key, by which what is shown is remembered, is another under another policy."""
     wider = EVERYTHING.replace("wall_seconds = 20", "wall_seconds = 25")
     assert rights(caller()).key == rights(caller("token:other")).key
     assert rights(caller()).key != rights(caller(), wider).key
+    roles = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT})
+    assert roles(caller()) is roles(caller())
+    assert roles(caller("oauth:https://id.example#anna")) is roles(caller())
 
 
 def test_the_rights_of_so_many_callers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,13 +170,6 @@ def test_the_rights_of_so_many_callers_are_remembered(monkeypatch: pytest.Monkey
     for number in range(100):
         roles(caller(f"oauth:https://id.example#{number}"))
     assert roles._of_caller.cache_info().currsize == 10
-
-
-def test_rights_are_worked_out_once() -> None:
-    """The same caller gets the same object, as does another one in the same role."""
-    roles = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT})
-    assert roles(caller()) is roles(caller())
-    assert roles(caller("oauth:https://id.example#anna")) is roles(caller())
 
 
 def _settings(place: Path) -> Settings:
@@ -261,7 +253,7 @@ def test_a_workspace_that_cannot_be_looked_at_is_a_mistake_with_its_key(
         governed(settings, PROFILES, Workspace(path=SERVED))
 
 
-def test_what_each_role_leaves_needs_an_environment_that_is_built(
+def test_each_role_needs_an_environment_that_is_built(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each role's narrowed profiles are asked about, with those of workflows."""

@@ -169,17 +169,13 @@ def test_where_there_is_no_store_there_are_no_artifacts(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_a_file_that_exists_is_kept(uri: str, tmp_path: Path) -> None:
-    """Exit 2 and one sentence, no traceback; what was there is there."""
+def test_a_place_that_cannot_be_written_is_told(uri: str, tmp_path: Path) -> None:
+    """Exit 2 for a file that exists, which is kept, and 4 where there is no directory; one sentence each."""
     (tmp_path / "out").write_text("mine")
     done = CliRunner().invoke(main, artifact(tmp_path, uri, "-o", str(tmp_path / "out")))
     assert done.exit_code == USAGE
     assert done.stderr == f"{tmp_path}/out cannot be written: File exists. Name another file.\n"
     assert (tmp_path / "out").read_text() == "mine"
-
-
-def test_a_directory_that_is_not_there_is_told(uri: str, tmp_path: Path) -> None:
-    """Exit 4: it cannot be made either."""
     done = CliRunner().invoke(main, artifact(tmp_path, uri, "-o", str(tmp_path / "none" / "out")))
     assert done.exit_code == UNAVAILABLE
     assert "No such file or directory. Name another file." in done.stderr

@@ -86,14 +86,10 @@ async def told(scene: Scene) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("printed", "reads"),
-    [
-        (["markup: a script"], ["markup: a script"]),
-        ([], []),
-        (["a\nb\x1b[2J\u202ec", 7], ["a⟪U+000A⟫b⟪U+001B⟫[2J⟪U+202E⟫c", "7"]),
-        (["x" * 1000] * 100, ["x" * 300] * 54),
-    ],
+    [(["markup: a script"], ["markup: a script"]), ([], []),
+     (["a\nb\x1b[2J\u202ec", 7], ["a⟪U+000A⟫b⟪U+001B⟫[2J⟪U+202E⟫c", "7"]), (["x" * 1000] * 100, ["x" * 300] * 54)],
     ids=["one", "none", "hostile", "many"],
-)
+)  # fmt: skip
 async def test_of_findings_only_the_form_is_believed(
     printed: list[Any], reads: list[str], scene: Scene, tmp_path: Path
 ) -> None:
@@ -127,13 +123,20 @@ async def test_what_says_nothing_is_not_clean(printed: str, scene: Scene, tmp_pa
     assert sandbox["sandbox_id"] == "s2"
 
 
-async def test_a_scan_that_fails_or_dies_is_none(scene: Scene, tmp_path: Path) -> None:
-    """By its exit status, or since its sandbox is gone."""
+async def test_a_scan_that_fails_or_dies_or_takes_too_long_is_none(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its exit status, or since its sandbox is gone, also by the time for all; nothing runs on."""
     entry, _ = await told(scanned(scene, tmp_path, lambda guest: say(guest, '{"a.txt": []}', 1)))
     assert entry["not_scanned"] == "the scanner failed on it"
     scene.audit.events.clear()
     entry, _ = await told(scanned(scene, tmp_path, lambda guest: guest.channel.aclose()))
     assert entry["not_scanned"] == "the sandbox ended without an outcome"
+    scene.audit.events.clear()
+    monkeypatch.setattr(proposing, "MAX_SCAN_SECONDS", 0.05)
+    entry, _ = await told(scanned(scene, tmp_path, lambda _: anyio.sleep_forever()))
+    assert entry["not_scanned"].endswith("seconds that there are for the files of a call were over")
+    assert scene.driver.live == 0
 
 
 async def test_without_a_sandbox_it_is_said(scene: Scene, tmp_path: Path) -> None:
@@ -150,14 +153,6 @@ async def test_without_a_sandbox_it_is_said(scene: Scene, tmp_path: Path) -> Non
     entry, sandbox = await told(scene)
     assert entry["not_scanned"] == "no process could be made in [host path]"
     assert sandbox["sandbox_id"] is None
-
-
-async def test_a_scan_ends_with_the_time_for_all(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sandbox is gone then, and the file was not scanned."""
-    monkeypatch.setattr(proposing, "MAX_SCAN_SECONDS", 0.05)
-    entry, _ = await told(scanned(scene, tmp_path, lambda _: anyio.sleep_forever()))
-    assert entry["not_scanned"].endswith("seconds that there are for the files of a call were over")
-    assert scene.driver.live == 0
 
 
 async def test_who_leaves_meanwhile_ends_the_scan(scene: Scene, tmp_path: Path) -> None:
@@ -213,27 +208,20 @@ async def proposed(audit: Any) -> proposing.Proposed:
 
 
 async def test_a_proposal_shows_what_was_found_and_what_was_not_looked_into() -> None:
-    """Bounded and above the rest, in lines in which nothing hides; recorded before, but for what is known."""
+    """Bounded, above the rest, in lines in which nothing hides; recorded before, or nobody is asked."""
     audit = Recorder()
     found = await proposed(audit)
     assert found.shown.splitlines()[1:] == [
-        "  a.html: 14 findings",
-        *["  ! found: markup: a script"] * 12,
-        "  ! and 2 more, which are on record",
-        "  ! b⟪U+202E⟫.csv was NOT scanned: the scanner failed on it",
-        "  c.csv: nothing was found",
+        "  a.html: 14 findings", *["  ! found: markup: a script"] * 12, "  ! and 2 more, which are on record",
+        "  ! b⟪U+202E⟫.csv was NOT scanned: the scanner failed on it", "  c.csv: nothing was found",
         "what would change",
-    ]
+    ]  # fmt: skip
     assert [(each.kind, each.uri, each.not_scanned) for each in audit.events] == [
         ("proposal.scanned", "artifact://1", None),
         ("proposal.scanned", "artifact://2", "the scanner failed on it"),
     ]
     assert len(audit.events[0].findings) == 14
     assert set(cast("Any", found.planned)) == {"artifact://1", "artifact://3"}  # of the other its record says nothing
-
-
-async def test_nobody_is_asked_about_findings_that_are_not_on_record() -> None:
-    """The control is the test above."""
     with pytest.raises(AuditError):
         await proposed(Recorder(fails="proposal.scanned"))
 

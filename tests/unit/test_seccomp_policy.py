@@ -35,20 +35,12 @@ def _edited(edit: Edit) -> bytes:
 
 
 def test_the_packaged_policy_is_valid_and_says_who_needs_what() -> None:
-    """Every allowance names who needs it; every refusal has a reason and a link."""
+    """Each allowance says for whom, each refusal why, each id names one group; the digest is of its bytes."""
     policy = load()
     assert all(group.needed_by for group in policy.allow)
     assert all(group.why and group.link.startswith("https://") for group in policy.refuse)
-
-
-def test_ids_are_unique() -> None:
-    """A rule id in a report points to one group."""
     ids = [group.id for group in load().allow] + [group.id for group in load().refuse]
     assert len(ids) == len(set(ids))
-
-
-def test_digest_names_the_bytes_of_the_policy() -> None:
-    """The digest is stable between calls and is a sha256 of the source."""
     assert digest() == digest()
     assert digest().startswith("sha256:")
     assert len(digest()) == len("sha256:") + 64
@@ -97,15 +89,11 @@ def _unknown_errno(data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("edit", "reason"),
-    [
-        (_allow_bpf, "allowed and refused at once"),
-        (_allow_clone_plainly, "with and without conditions"),
-        (_impossible_value, "outside its mask"),
-        (_one_argument_twice, "two conditions on one argument"),
-        (_allow_twice, "allowed twice"),
-        (_refuse_what_is_allowed, "'record-locks' and 'descriptor-commands' both answer for fcntl"),
-    ],
-)
+    [(_allow_bpf, "allowed and refused at once"), (_allow_clone_plainly, "with and without conditions"),
+     (_impossible_value, "outside its mask"), (_one_argument_twice, "two conditions on one argument"),
+     (_allow_twice, "allowed twice"),
+     (_refuse_what_is_allowed, "'record-locks' and 'descriptor-commands' both answer for fcntl")],
+)  # fmt: skip
 def test_a_policy_that_contradicts_itself_is_found(edit: Edit, reason: str) -> None:
     """A slip in the file is named, never a wider filter. Control: the packaged file says one thing."""
     assert re.search(reason, "; ".join(contradictions(parse(_edited(edit)))))
@@ -149,13 +137,9 @@ def _apart(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> bool:
 
 @pytest.mark.parametrize(
     ("edit", "reason"),
-    [
-        (_misspell, r"wehn\n  Extra inputs"),
-        (_no_reason, r"why\n  Field required"),
-        (_empty_condition, "at least 1 item"),
-        (_unknown_errno, "no errno name"),
-    ],
-)
+    [(_misspell, r"wehn\n  Extra inputs"), (_no_reason, r"why\n  Field required"),
+     (_empty_condition, "at least 1 item"), (_unknown_errno, "no errno name")],
+)  # fmt: skip
 def test_a_policy_that_is_not_in_form_is_refused(edit: Edit, reason: str) -> None:
     """A slip in the file is an error that names it. Control: the unedited file parses."""
     with pytest.raises(ValueError, match=reason):
@@ -163,39 +147,32 @@ def test_a_policy_that_is_not_in_form_is_refused(edit: Edit, reason: str) -> Non
     assert parse(source()) == load()
 
 
-def test_the_filter_fits_the_kernel() -> None:
-    """The program is whole instructions, and less than the kernel's limit."""
+def test_the_filter_fits_the_kernel_and_is_the_same_every_time() -> None:
+    """Whole instructions, fewer than the limit; a plan that contains their digest is stable."""
     program = bpf()
     assert len(program) % INSTRUCTION_BYTES == 0
     assert 0 < len(program) // INSTRUCTION_BYTES <= MOST_INSTRUCTIONS
-
-
-def test_the_filter_is_the_same_every_time() -> None:
-    """Compiling again gives the same bytes, so a plan that contains their digest is stable."""
     assert compile_policy(load(), platform.machine()) == bpf()
 
 
-def test_an_unknown_machine_is_refused_with_a_way_out() -> None:
-    """No rules for an architecture: nothing is compiled, and the error says where it works."""
+def test_where_no_filter_can_be_made_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rules for an architecture, or libseccomp, nothing is compiled: no sandbox without a filter."""
     with pytest.raises(SandboxError, match=r"no rules for riscv64\. Run on x86_64 or aarch64"):
         compile_policy(load(), "riscv64")
-
-
-def test_missing_libseccomp_is_refused_with_the_command_that_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the library there is no filter, and no sandbox without a filter."""
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
     with pytest.raises(SandboxError, match="apt-get install libseccomp2"):
         compile_policy(load(), platform.machine())
 
 
 def test_docker_gets_the_same_defaults() -> None:
-    """Default answer, architectures without 32-bit relatives, and ENOSYS for clone3."""
+    """The answer, architectures without 32-bit relatives, ENOSYS for clone3; as JSON it can be passed inline."""
     profile = docker_profile()
     assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", errno.EPERM)
     assert [entry["architecture"] for entry in profile["archMap"]] == ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"]
     assert all(entry["subArchitectures"] == [] for entry in profile["archMap"])
     (clone3,) = [rule for rule in profile["syscalls"] if "clone3" in rule["names"]]
     assert (clone3["action"], clone3["errnoRet"]) == ("SCMP_ACT_ERRNO", errno.ENOSYS)
+    assert json.loads(json.dumps(docker_profile())) == docker_profile()
 
 
 def test_docker_gets_the_same_rules() -> None:
@@ -222,11 +199,6 @@ def test_docker_gets_the_same_rules() -> None:
         for name in group.syscalls
     }
     assert theirs == ours
-
-
-def test_docker_document_is_plain_json() -> None:
-    """It survives a round trip, so it can be passed inline as a security option."""
-    assert json.loads(json.dumps(docker_profile())) == docker_profile()
 
 
 def conditions(when: tuple[Condition, ...]) -> str:

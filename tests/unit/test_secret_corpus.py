@@ -106,9 +106,13 @@ def test_a_token_behind_a_colour_or_an_escape_is_replaced(before: str) -> None:
     assert mask_text(f"x{token}", {}, Counter()) == f"x{token}"
 
 
-def test_no_near_miss_is_touched() -> None:
-    """Each comes out as it went in."""
+def test_no_near_miss_is_touched_and_each_kind_has_a_positive() -> None:
+    """Each comes out as it went in; of the patterns none is without one."""
     assert [text for text in NEGATIVES if mask_text(text, {}, Counter()) != text] == []
+    count: Counter[str] = Counter()
+    for text in (*POSITIVES, *map(filled, documented().values())):
+        mask_text(text, {}, count)
+    assert {each.kind for each in PATTERNS} == set(count)
 
 
 def test_nothing_of_a_secret_is_left() -> None:
@@ -154,7 +158,7 @@ async def test_every_text_of_an_outcome_is_looked_at_and_counted(padding: int) -
 
 
 async def test_values_that_the_server_holds_are_replaced_however_they_are_written() -> None:
-    """As they are, in base64, hex, percent-encoding and spaced; the control is another value."""
+    """In base64, hex, percent-encoding, spaced, spread; another value and the next text come as they are (controls)."""
     value, other = "q7Zk2mX9vB4tR8wLp3Ns", "q7Zk2mX9vB4tR8wLp3Nt"
     known = derive_forms("of the server", value)
     for text in (value, base64.b64encode(value.encode()).decode(), value.encode().hex(), " ".join(value)):
@@ -164,10 +168,6 @@ async def test_values_that_the_server_holds_are_replaced_however_they_are_writte
         assert clean.stdout.text.endswith(" né")
     same, count = await mask_outcome(_outcome(other), known)
     assert (same.stdout.text, count) == (other, {})
-
-
-async def test_one_text_in_which_a_value_is_spread_leaves_nothing_to_the_next() -> None:
-    """It is replaced however far it is spread; the next text comes as it is, and a value in it is replaced."""
     value = "q7Zk2mX9vB4tR8wLp3Ns"
     texts = [value[:15] + " " * (MAX_HELD + 1) + value[15:], value[:15], value[15:] + " and so on", value]
     clean, count = await mask_outcome(_outcome("", texts), derive_forms("of the server", value))
@@ -325,14 +325,6 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
     assert (await mask_value({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
     assert len(threads) == 2 * len(large)
     assert len(made) == 2 * len(large) + 2
-
-
-def test_each_kind_has_a_positive() -> None:
-    """Of the patterns none is without one."""
-    count: Counter[str] = Counter()
-    for text in (*POSITIVES, *map(filled, documented().values())):
-        mask_text(text, {}, count)
-    assert {each.kind for each in PATTERNS} == set(count)
 
 
 async def test_keys_that_are_replaced_alike_stay_as_many() -> None:

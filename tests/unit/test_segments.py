@@ -290,7 +290,7 @@ def test_the_last_line_of_a_file_is_found_whatever_its_length(tmp_path: Path, le
 
 
 def test_calls_under_way_over_a_seal_are_known(directory: Path) -> None:
-    """An end without a beginning is found; one whose beginning lies in a sealed segment is none (the control)."""
+    """An end without a beginning is found; in a sealed segment, or one that is not known, it has one (controls)."""
     file = LogFile(directory, "s_1", segments.rotation())
     file.commit([draft(decided("c_long"))])
     segments.fill(directory, 12)
@@ -300,10 +300,6 @@ def test_calls_under_way_over_a_seal_are_known(directory: Path) -> None:
     file.commit([draft(finished("c_never"))])
     file.close()
     assert [each.kind for each in verify(directory).problems] == ["call"]
-
-
-def test_a_call_goes_on_where_what_was_before_is_not_known() -> None:
-    """An end of an unknown call accuses nobody; in a whole log it does (the control)."""
     end = chain.seal(draft(finished("c_1")), seq=2, time="2026-11-20T12:00:00.000001Z", server="s_1", prev="a" * 64)
     assert OpenCalls(forgot=True).note(end, Head()) == ""
     assert "not under way" in OpenCalls().note(end, Head())
@@ -313,7 +309,7 @@ NEWER = b'{"data":{},"format":2,"hash":"x","kind":"call.decided","prev":"y","seq
 
 
 def test_what_a_newer_version_wrote_is_refused_with_that_sentence(directory: Path) -> None:
-    """By the verifier and by the writer, which does not take it for the rest of a crash; rubbish it does (control)."""
+    """By the verifier and by the writer, which takes rubbish for the rest of a crash (control), and this not."""
     segments.fill(directory, 1, size=10**9)
     with (directory / "audit.jsonl").open("ab") as log:
         log.write(NEWER)
@@ -325,10 +321,6 @@ def test_what_a_newer_version_wrote_is_refused_with_that_sentence(directory: Pat
     (directory / "audit.jsonl").write_bytes(b"".join(log_lines(directory)[:-1]) + NEWER.replace(b"format", b"fermat"))
     LogFile(directory, "s_1").close()
     assert verify(directory).gaps == 1
-
-
-def test_a_segment_of_a_newer_format_is_refused(directory: Path) -> None:
-    """Its first record says which format all have."""
     segments.fill(directory, 4)
     lines = log_lines(directory)
     first = chain.parse(lines[0])

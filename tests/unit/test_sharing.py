@@ -62,10 +62,8 @@ def test_a_container_weighs_as_much_as_its_part(controller: str, file: str, defa
 
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "control"])
 async def test_in_each_round_of_the_loop_one_guest_that_floods_has_its_turn(*, fair: bool) -> None:
-    """M7: twelve floods of one key and one of another: every third turn is the other's, and never two in one round.
-
-    The control is a checkpoint, as it was: all thirteen have their turn in the same round of the loop.
-    """
+    """M7: twelve floods of one key and one of another: every third turn is the other's, and never two in one round."""
+    # The control is a checkpoint, as it was: all thirteen have their turn in the same round of the loop.
     processor = ProcessorShares()
     now, turns = 0, []
 

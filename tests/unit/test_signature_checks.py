@@ -59,10 +59,8 @@ IDENTITY_OF = verify.identity_of
 async def test_a_flood_of_forged_tokens_keeps_nobody_new_out(
     cost: float, callers: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """91 requests a second from one address, and 12 callers whose tokens are new: all get in, within 2 s.
-
-    Forged ones cost at most 10 % of a processor beside the start; the control is how many of them were checked.
-    """
+    """91 requests a second from one address, and 12 callers whose tokens are new: all get in, within 2 s."""
+    # Forged ones cost at most 10 % of a processor beside the start; the control is how many of them were checked.
     processor = Processor(cost)
     monkeypatch.setattr(verify, "identity_of", processor.identify)
     told: list[str] = []

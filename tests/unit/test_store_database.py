@@ -323,23 +323,10 @@ def test_a_full_disk_refuses_and_forgets_nothing(tmp_path: Path) -> None:
     assert "Free space" in done.stdout
 
 
-def test_a_mistake_of_ours_is_no_failure_of_the_disk() -> None:
-    """Only failures of the file are told as such."""
+def test_a_killed_process_leaves_no_lock(path: Path) -> None:
+    """It is the kernel's to drop: the next waits for nobody. A mistake of ours is no failure of the file."""
     with pytest.raises(sqlite3.ProgrammingError), database.translated(Path("/x"), "read"):
         raise sqlite3.ProgrammingError("a mistake")
-
-
-HOLDER = """
-import sqlite3, sys, time
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("BEGIN IMMEDIATE")
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_killed_process_leaves_no_lock(path: Path) -> None:
-    """It is the kernel's to drop: the next transaction waits for nobody."""
     command = [sys.executable, "-c", HOLDER, str(_made(path))]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
@@ -350,6 +337,15 @@ def test_a_killed_process_leaves_no_lock(path: Path) -> None:
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate(timeout=60)
         assert store.transact_now(count) == 1
+
+
+HOLDER = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
 def _made(path: Path) -> Path:

@@ -179,10 +179,8 @@ def test_refused_connections_count_and_a_call_without_an_end_narrows_no_network(
 
 @pytest.mark.parametrize("tool", ["run_python", "fetch_url"])
 def test_what_is_suggested_loads_and_lets_the_same_calls_through(tmp_path: Path, tool: str) -> None:
-    """`check` takes the file, whatever the umask; it is not replaced, nor written where no profile may have its name.
-
-    It says on how many calls each limit rests. It is within what is in effect; a call beside it is refused.
-    """
+    """`check` takes the file, whatever the umask; it is not replaced, nor written where no profile has its name."""
+    # It says on how many calls each limit rests. It is within what is in effect; a call beside it is refused.
     if tool == "run_python":
         events, fits, beside = ran(1), CODE, {**CODE, "timeout_seconds": 29.0}
     else:
@@ -244,13 +242,9 @@ def sealed_call(sealer: Sealer, number: int, arguments: dict[str, Any]) -> CallD
     """A call whose arguments were kept sealed."""
     caller = Principal(id="local:0", transport="stdio", client=None)
     call = ToolCall(
-        id=f"c_{number}",
-        principal=caller,
-        session=None,
-        tool="run_python",
-        arguments=arguments,
+        id=f"c_{number}", principal=caller, session=None, tool="run_python", arguments=arguments,
         received=datetime.now(UTC),
-    )
+    )  # fmt: skip
     return replace(decided(call.id), sealed_arguments=sealer.seal(call), arguments_digest=chain.digest(arguments))
 
 

@@ -24,10 +24,8 @@ def test_each_job_is_done_for_one_tool() -> None:
 
 @each_tool
 def test_each_has_a_profile_a_job_and_its_page(tool: Tool) -> None:
-    """What ships for it is where it is looked for, and the guest's module has what it is called by.
-
-    What changes files on the host has neither: no profile is shipped, and nothing of it runs in a sandbox.
-    """
+    """What ships for it is where it is looked for, and the guest's module has what it is called by."""
+    # What changes files on the host has neither: no profile is shipped, and nothing of it runs in a sandbox.
     assert f"`{tool.name}`" in (ROOT / "README.md").read_text()
     assert (SHIPPED / f"{tool.name}.toml").is_file() != tool.proposes
     if tool.proposes:

@@ -103,13 +103,10 @@ def test_processor_time_is_counted_where_cpuacct_has_a_hierarchy_of_its_own(tmp_
 
 @pytest.mark.parametrize(
     ("version", "file", "content", "seconds"),
-    [
-        (2, "cpu.stat", "usage_usec 1500000\nuser_usec 1\nsystem_usec 2\n", 1.5),
-        (1, "cpuacct.usage", "2500000000\n", 2.5),
-        (1, "cpu.stat", "nr_periods 5\nnr_throttled 0\nthrottled_time 0\n", None),
-        (1, "", "", None),
-    ],
-)
+    [(2, "cpu.stat", "usage_usec 1500000\nuser_usec 1\nsystem_usec 2\n", 1.5),
+     (1, "cpuacct.usage", "2500000000\n", 2.5),
+     (1, "cpu.stat", "nr_periods 5\nnr_throttled 0\nthrottled_time 0\n", None), (1, "", "", None)],
+)  # fmt: skip
 def test_a_control_group_tells_processor_time_where_it_counts_it(
     version: int, file: str, content: str, seconds: float | None, tmp_path: Path
 ) -> None:

@@ -42,15 +42,11 @@ def test_a_switch_that_refuses_is_named_with_the_command(name: str, value: str, 
     assert words in fix(DENIED, root)
 
 
-def test_a_chroot_is_told_as_root(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The root of process 1 is another directory."""
+def test_a_chroot_is_told(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As root the root of process 1 is another directory; as anybody nothing is mounted at ours."""
     (root / "proc/1/root").unlink()
     (root / "proc/1/root").symlink_to(tmp_path_factory.mktemp("elsewhere"))
     assert "inside a chroot: enter it with pivot_root" in fix(DENIED, root)
-
-
-def test_a_chroot_is_told_as_anybody(root: Path) -> None:
-    """Process 1 cannot be looked at, but nothing is mounted at our root."""
     (root / "proc/1/root").unlink()
     (root / "proc/self/mountinfo").write_text("22 1 0:5 / /proc rw - proc proc rw\n")
     assert "inside a chroot" in fix(DENIED, root)

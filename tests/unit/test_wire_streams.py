@@ -26,10 +26,18 @@ def test_streams_open_only_while_a_job_runs(role: str) -> None:
 
 
 def test_guest_streams_are_odd_and_host_streams_even() -> None:
-    """Rule 4: 1, 3, 5 … and 2, 4, 6 …."""
+    """Rule 4: 1, 3, 5 … and 2, 4, 6 …, up to MAX_STREAM."""
     host, guest = running()
     assert [guest.open("k")[0] for _ in range(3)] == [1, 3, 5]
     assert [host.open("k")[0] for _ in range(3)] == [2, 4, 6]
+    host, guest = running()
+    for _ in range(MAX_STREAM // 2 + 1):
+        stream, _ = guest.open("k")
+        guest.end(stream)
+    assert stream == MAX_STREAM
+    with pytest.raises(ValueError, match="used up"):
+        guest.open("k")
+    assert host.state == "running"
 
 
 @pytest.mark.parametrize(
@@ -67,18 +75,6 @@ def test_so_many_streams_at_once_and_no_more(role: str) -> None:
     end.receive(opening(first + 2 * MAX_OPEN))
     with pytest.raises(ProtocolError, match=f"more than {MAX_OPEN}"):
         end.receive(opening(first + 2 * MAX_OPEN + 2))
-
-
-def test_our_ids_are_used_up_at_the_same_number() -> None:
-    """Rule 4: also on our side."""
-    host, guest = running()
-    for _ in range(MAX_STREAM // 2 + 1):
-        stream, _ = guest.open("k")
-        guest.end(stream)
-    assert stream == MAX_STREAM
-    with pytest.raises(ValueError, match="used up"):
-        guest.open("k")
-    assert host.state == "running"
 
 
 @ROLES
@@ -125,8 +121,8 @@ def test_more_than_the_window_is_refused_until_credit_is_given(role: str) -> Non
 
 
 @ROLES
-def test_we_never_send_past_our_credit(role: str) -> None:
-    """Rules 5 and 8: trying to is our mistake, and costs no credit."""
+def test_credit_is_never_exceeded_and_never_exceeds_the_window(role: str) -> None:
+    """Rules 5 and 8: too much is our mistake; nobody makes us send more by giving what was not taken."""
     end, _ = side(role)
     stream, _ = end.open("k")
     with pytest.raises(ValueError, match="exceed the credit"):
@@ -134,6 +130,12 @@ def test_we_never_send_past_our_credit(role: str) -> None:
     assert end.credit(stream) == WINDOW
     assert len(end.data(stream, bytes(WINDOW))) == WINDOW + 9 * (WINDOW // MAX_DATA)
     assert end.credit(stream) == 0
+    end, _ = side(role)
+    stream, _ = end.open("k")
+    end.data(stream, bytes(10))
+    assert end.receive(frame(CREDIT, stream, {"credit": 10})) == [("credit", stream)]
+    with pytest.raises(ProtocolError, match="more credit"):
+        end.receive(frame(CREDIT, stream, {"credit": 1}))
 
 
 @ROLES
@@ -145,17 +147,6 @@ def test_a_senseless_credit_is_refused(role: str, credit: Any) -> None:
     end.data(stream, bytes(WINDOW))
     with pytest.raises(ProtocolError, match=r"credit|fields"):
         end.receive(frame(CREDIT, stream, {"credit": credit}))
-
-
-@ROLES
-def test_credit_never_exceeds_the_window(role: str) -> None:
-    """Rule 5: nobody can make us send without bound by giving what was not taken."""
-    end, _ = side(role)
-    stream, _ = end.open("k")
-    end.data(stream, bytes(10))
-    assert end.receive(frame(CREDIT, stream, {"credit": 10})) == [("credit", stream)]
-    with pytest.raises(ProtocolError, match="more credit"):
-        end.receive(frame(CREDIT, stream, {"credit": 1}))
 
 
 # Rule 6
@@ -188,7 +179,7 @@ def test_a_duplex_stream_ends_when_both_directions_have(role: str) -> None:
 
 @ROLES
 def test_a_reset_ends_both_directions_at_once(role: str) -> None:
-    """Rule 6: and says why."""
+    """Rule 6: and says why; what may have crossed ours, of any kind, is ignored."""
     end, first = side(role)
     end.receive(opening(first, duplex=True))
     assert end.receive(frame(RESET, first, {"why": 1})) == [("reset", first, {"why": 1})]
@@ -197,11 +188,6 @@ def test_a_reset_ends_both_directions_at_once(role: str) -> None:
         end.receive(frame(DATA, first, b"x"))
     with pytest.raises(ValueError, match="not open"):
         end.data(first, b"x")
-
-
-@ROLES
-def test_what_crossed_our_reset_is_ignored(role: str) -> None:
-    """Rule 6: DATA, NOTE, END, WINDOW and RESET may have been under way."""
     end, first = side(role)
     end.receive(opening(first, duplex=True))
     assert end.reset(first, {"why": 2}) == frame(RESET, first, b'{"why":2}')
@@ -211,12 +197,17 @@ def test_what_crossed_our_reset_is_ignored(role: str) -> None:
 
 @ROLES
 def test_window_and_reset_may_cross_an_end(role: str) -> None:
-    """Rule 6: the peer cannot know yet that a stream is over."""
+    """Rule 6: the peer cannot know yet that a stream is over; resetting one that is sends nothing."""
     end, _ = side(role)
     stream, _ = end.open("k")
     end.data(stream, b"x")
     end.end(stream)
     assert end.receive(frame(CREDIT, stream, {"credit": 1}) + frame(RESET, stream, {})) == []
+    end, _ = side(role)
+    stream, _ = end.open("k")
+    assert end.reset(stream)
+    assert end.reset(stream) == b""
+    assert end.consumed(stream, WINDOW) == b""
 
 
 @ROLES
@@ -229,32 +220,17 @@ def test_no_frame_is_for_a_stream_that_never_was(role: str, kind: int, body: Any
         end.receive(frame(kind, first + 10 + offset, body))
 
 
-@ROLES
-def test_resetting_what_is_over_sends_nothing(role: str) -> None:
-    """Rule 6: so that clean-up code need not know."""
-    end, _ = side(role)
-    stream, _ = end.open("k")
-    assert end.reset(stream)
-    assert end.reset(stream) == b""
-    assert end.consumed(stream, WINDOW) == b""
-
-
 # Rule 7
 
 
 @ROLES
 def test_a_note_answers_an_open_once(role: str) -> None:
-    """Rule 7: from the side that accepted, one time."""
+    """Rule 7: from the side that accepted, one time; neither side may answer itself."""
     end, _ = side(role)
     stream, _ = end.open("k", duplex=True)
     assert end.receive(frame(NOTE, stream, {"status": 200})) == [("accept", stream, {"status": 200})]
     with pytest.raises(ProtocolError, match="may not send a note"):
         end.receive(frame(NOTE, stream, {}))
-
-
-@ROLES
-def test_an_opener_sends_no_note(role: str) -> None:
-    """Rule 7: neither side may answer itself."""
     end, first = side(role)
     end.receive(opening(first, duplex=True))
     with pytest.raises(ProtocolError, match="may not send a note"):

@@ -33,7 +33,7 @@ def paths(workspace: Workspace, **payload: object) -> list[str]:
 
 
 def test_everything_is_listed_but_what_tools_made(workspace: Workspace) -> None:
-    """In the order of a sorted tree; folders that are passed over are there themselves and named."""
+    """In a sorted tree's order; what is passed over is named; a limit cuts no count; a misspelt folder is missing."""
     value = workspace.run("list")
     assert [entry["path"] for entry in value["entries"]] == [
         ".git", ".hidden", "README.md", "a", "a/b", "a/b/c.csv", "a/b/c.py", "a.csv", "node_modules", "src",
@@ -41,6 +41,12 @@ def test_everything_is_listed_but_what_tools_made(workspace: Workspace) -> None:
     ]  # fmt: skip
     assert value["passed_over"] == [".git", "__pycache__", "node_modules"]
     assert (value["total"], value["truncated"]) == (15, None)
+    value = workspace.run("list", pattern="**", limit=3)
+    assert [entry["path"] for entry in value["entries"]] == [".git", ".hidden", "README.md"]
+    assert (value["total"], value["truncated"]) == (15, "3 of 15 shown")
+    assert workspace.run("list", pattern="*.csv")["scanned"] == len(list(workspace.root.iterdir()))
+    assert workspace.rule("list", pattern="scr/*.ts") == "path.missing"
+    assert workspace.rule("list", pattern="z.py/*") == "path.missing"
 
 
 def test_an_entry_has_type_size_and_time(workspace: Workspace) -> None:
@@ -74,28 +80,10 @@ def test_a_pattern_means_what_a_shell_user_expects(workspace: Workspace, pattern
     assert paths(workspace, pattern=pattern) == expected
 
 
-def test_a_pattern_without_two_stars_looks_no_deeper_than_it_has_parts(workspace: Workspace) -> None:
-    """So that listing the top of a large tree is as quick as of a small one."""
-    assert workspace.run("list", pattern="*.csv")["scanned"] == len(list(workspace.root.iterdir()))
-
-
 @pytest.mark.parametrize("pattern", ["[z-a]*", "{" + ",".join(map(str, range(100))) + "}", "{a,b}" * 10])
 def test_a_pattern_that_means_nothing_or_too_much_is_refused(workspace: Workspace, pattern: str) -> None:
     """A reversed range and more alternatives than the bound."""
     assert workspace.rule("list", pattern=pattern) == "pattern.invalid"
-
-
-def test_a_folder_that_does_not_exist_is_missing_not_empty(workspace: Workspace) -> None:
-    """A misspelt folder must not look like one without files."""
-    assert workspace.rule("list", pattern="scr/*.ts") == "path.missing"
-    assert workspace.rule("list", pattern="z.py/*") == "path.missing"
-
-
-def test_a_limit_cuts_the_entries_and_not_the_count(workspace: Workspace) -> None:
-    """Of a pattern, what is shown is the beginning of the same order."""
-    value = workspace.run("list", pattern="**", limit=3)
-    assert [entry["path"] for entry in value["entries"]] == [".git", ".hidden", "README.md"]
-    assert (value["total"], value["truncated"]) == (15, "3 of 15 shown")
 
 
 def test_a_large_folder_is_given_as_an_overview(workspace: Workspace) -> None:
@@ -192,13 +180,26 @@ def test_what_git_ignores_is_left_out_counted_and_found_when_asked_for(workspace
     assert workspace.run("list", pattern="*.log")["ignored"] == 1
 
 
-def test_rules_that_cannot_be_obeyed_are_counted(workspace: Workspace) -> None:
-    """Too large, or a link, as which git does not follow them either; what they say does not count."""
+def test_rules_and_folders_that_cannot_be_read_are_counted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too large, a link, as which git does not follow them either, or closed; the rest is listed."""
     workspace.write(".gitignore", "z.py\n" * matching.MAX_FILE)
     (workspace.root / "src/.gitignore").symlink_to("../README.md")
     value = workspace.run("list")
     assert value["truncated"] == ".gitignore files not obeyed: 2"
     assert "z.py" in [entry["path"] for entry in value["entries"]]
+    scandir = os.scandir
+
+    def scan(path: str) -> object:
+        if path.endswith("/a"):
+            raise PermissionError
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    value = workspace.run("list")
+    assert value["truncated"] == "unreadable folders: 1; .gitignore files not obeyed: 2"
+    assert "src/main.ts" in [entry["path"] for entry in value["entries"]]
 
 
 def test_long_names_fill_an_answer_before_the_limit_does(workspace: Workspace) -> None:
@@ -222,35 +223,17 @@ def test_names_that_are_hostile_to_a_terminal_are_escaped(workspace: Workspace) 
     ]  # fmt: skip
 
 
-def test_a_walk_stops_at_its_bound_of_names_and_says_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million files cost no more than the bound."""
-    monkeypatch.setattr(tree, "MAX_ENTRIES", 5)
-    value = workspace.run("list")
+def test_a_walk_stops_at_its_bounds_and_says_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of names, however many there are, and of time: what was found until then is the answer."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tree, "MAX_ENTRIES", 5)
+        value = workspace.run("list")
     assert value["scanned"] == 5
     assert value["truncated"] == "stopped after 5 names"
-
-
-def test_a_walk_stops_at_its_bound_of_time_and_says_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found until then is the answer."""
     monkeypatch.setattr(listing, "MAX_SECONDS", -1.0)
     value = workspace.run("list")
     assert "stopped after -1 seconds" in value["truncated"]
     assert len(value["entries"]) == value["total"] > 0
-
-
-def test_a_folder_that_cannot_be_listed_is_counted(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is listed, and the answer says that a part is missing."""
-    scandir = os.scandir
-
-    def scan(path: str) -> object:
-        if path.endswith("/a"):
-            raise PermissionError
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", scan)
-    value = workspace.run("list")
-    assert value["truncated"] == "unreadable folders: 1"
-    assert "src/main.ts" in [entry["path"] for entry in value["entries"]]
 
 
 def test_a_folder_nested_deeper_than_a_path_can_be_does_not_end_the_walk(workspace: Workspace) -> None:

@@ -19,23 +19,22 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def test_a_small_file_comes_whole(workspace: Workspace) -> None:
-    """Text, counts and encoding; nothing is said to be missing."""
+    """With counts and encoding; an empty one has no lines, and behind the end it says how long it is."""
     workspace.write("a.txt", "one\ntwo\nthree")
     assert workspace.run("read", path="a.txt") == {
         "path": "a.txt", "bytes": 13, "text": "one\ntwo\nthree", "first_line": 1, "lines": 3, "total_lines": 3,
         "truncated": None, "next_offset": None, "encoding": "utf-8",
     }  # fmt: skip
-
-
-def test_an_empty_file_has_no_lines(workspace: Workspace) -> None:
-    """Zero lines, not one empty line."""
     workspace.write("empty")
     value = workspace.run("read", path="empty")
     assert (value["text"], value["lines"], value["total_lines"], value["next_offset"]) == ("", 0, 0, None)
+    workspace.write("a.txt", "x\ny")
+    value = workspace.run("read", path="a.txt", offset=10)
+    assert (value["text"], value["lines"], value["total_lines"], value["next_offset"]) == ("", 0, 2, None)
 
 
 def test_offset_and_limit_choose_lines_and_say_where_to_go_on(workspace: Workspace) -> None:
-    """Reading on at next_offset until there is none gives every line once."""
+    """Reading on at next_offset until there is none gives every line once; also in a file of many blocks."""
     lines = [f"line {number}\n" for number in range(1, 24)]
     workspace.write("a.txt", "".join(lines))
     offset: int | None = 1
@@ -46,17 +45,6 @@ def test_offset_and_limit_choose_lines_and_say_where_to_go_on(workspace: Workspa
         seen.append(value["text"])
         offset = value["next_offset"]
     assert seen == ["".join(lines[at : at + 5]) for at in range(0, 23, 5)]
-
-
-def test_an_offset_behind_the_end_finds_nothing_and_says_how_long_the_file_is(workspace: Workspace) -> None:
-    """The model learns the number of lines from the miss."""
-    workspace.write("a.txt", "x\ny")
-    value = workspace.run("read", path="a.txt", offset=10)
-    assert (value["text"], value["lines"], value["total_lines"], value["next_offset"]) == ("", 0, 2, None)
-
-
-def test_lines_are_found_across_the_blocks_a_large_file_is_read_in(workspace: Workspace) -> None:
-    """The millionth line of a file of many blocks."""
     workspace.write("big.txt", "".join(f"{number}\n" for number in range(1, 200_001)))
     value = workspace.run("read", path="big.txt", offset=123_456, limit=2)
     assert value["text"] == "123456\n123457\n"
@@ -141,14 +129,10 @@ def test_pictures_come_as_pictures(
 
 @pytest.mark.parametrize(
     "content",
-    [
-        PNG + bytes(header.MAX_BYTES),
-        PNG.replace(struct.pack("!I", 640), struct.pack("!I", header.MAX_EDGE + 1)),
-        b"\xff\xd8\xff\xe0rest",
-        b"RIFF\0\0\0\0WEBPVP8 ",
-    ],
+    [PNG + bytes(header.MAX_BYTES), PNG.replace(struct.pack("!I", 640), struct.pack("!I", header.MAX_EDGE + 1)),
+     b"\xff\xd8\xff\xe0rest", b"RIFF\0\0\0\0WEBPVP8 "],
     ids=["bytes", "edge", "no size", "no size either"],
-)
+)  # fmt: skip
 def test_a_picture_that_clients_would_not_take_is_never_sent_as_it_is(workspace: Workspace, content: bytes) -> None:
     """Here is no library that could make a smaller copy, so it says so; the control is the picture above."""
     workspace.write("a.png", content)
@@ -158,17 +142,13 @@ def test_a_picture_that_clients_would_not_take_is_never_sent_as_it_is(workspace:
     assert "no library for pictures" in collected.values[0]["error"]["reason"]
 
 
-def test_a_huge_picture_is_refused(workspace: Workspace) -> None:
-    """With its size and what to do instead; nothing is sent."""
+def test_what_is_huge_is_not_read_to_its_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture is refused; counting lines stops at the bound: an unbounded count is None, not a guess."""
     with workspace.write("huge.png", PNG).open("r+b") as file:
         file.truncate(read.MAX_PICTURE + 1)
     collected = workspace.collect("read", path="huge.png")
     assert collected.values[0]["error"]["rule"] == "path.too_large"
     assert collected.blobs == []
-
-
-def test_a_sparse_giant_is_not_read_to_its_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting stops at the bound, and a line behind it is refused; an unbounded count is None, not a guess."""
     monkeypatch.setattr(read, "MAX_SCAN", 1_000_000)
     with workspace.write("giant.txt", "first\n" * 100_000).open("r+b") as file:
         file.truncate(1 << 40)

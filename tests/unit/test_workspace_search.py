@@ -68,23 +68,15 @@ def test_what_git_ignores_is_not_searched_unless_asked_for(workspace: Workspace)
     assert hits(workspace, "def", path="src") == [("src/b.py", 1)]
 
 
-def test_windows_line_ends_are_line_ends(workspace: Workspace) -> None:
-    """A dollar matches before CR LF, and the line shown has neither."""
+def test_characters_are_searched_in_every_script_and_encoding(workspace: Workspace) -> None:
+    """Not bytes; CR LF ends a line, undecodable bytes are replaced, a NUL is binary unless a mark says UTF-16."""
     workspace.write("dos.txt", "one\r\ntwo\r\n")
     assert workspace.run("search", pattern="^two$", path="dos.txt")["matches"] == [
         {"path": "dos.txt", "line": 2, "text": "two"}
     ]
-
-
-def test_letters_are_letters_in_every_script(workspace: Workspace) -> None:
-    """The pattern is matched against characters, not against bytes of UTF-8."""
     workspace.write("u.txt", "straße ÉTÉ\n")
     assert hits(workspace, r"^\w+ .t.$", path="u.txt", ignore_case=True) == [("u.txt", 1)]
     assert hits(workspace, "[éè]t", path="u.txt", ignore_case=True) == [("u.txt", 1)]
-
-
-def test_utf_16_and_broken_utf_8_are_searched_and_binary_files_are_not(workspace: Workspace) -> None:
-    """A file with a NUL is binary unless a mark says UTF-16; undecodable bytes are replaced, not a reason to skip."""
     workspace.write("d/wide.txt", "needle\n".encode("utf-16"))
     workspace.write("d/latin.txt", b"caf\xe9 needle\n")
     workspace.write("d/data.bin", b"\0needle\n")
@@ -125,17 +117,13 @@ def test_a_long_line_is_cut_around_its_match(workspace: Workspace) -> None:
     assert (text[0], text[-1], len(text)) == ("…", "…", search.MAX_SHOWN + 2)
 
 
-def test_the_search_stops_at_the_limit_and_says_so(workspace: Workspace) -> None:
-    """The first matches in the order of the tree."""
+def test_an_answer_ends_at_the_limit_or_at_what_fits_a_message(workspace: Workspace) -> None:
+    """The first matches in the order of the tree, and the answer says that it is cut."""
     workspace.write("many.txt", "x\n" * 50)
     value = workspace.run("search", pattern="x", path="many.txt", limit=7)
     assert len(value["matches"]) == 7
     assert value["truncated"] == "stopped at 7 matches"
     assert workspace.run("search", pattern="x", path="many.txt", limit=50)["truncated"] is None
-
-
-def test_an_answer_never_outgrows_a_message(workspace: Workspace) -> None:
-    """A thousand long matches with context are cut to what fits, and the answer says so."""
     workspace.write("long.txt", ("\x02" * 399 + "x\n") * 2000)
     value = workspace.run("search", pattern="x", path="long.txt", limit=1000, context=5)
     assert len(json.dumps(value["matches"])) <= 100 * 1024
@@ -144,17 +132,14 @@ def test_an_answer_never_outgrows_a_message(workspace: Workspace) -> None:
     assert "as much as fits" in value["truncated"]
 
 
-def test_files_that_are_too_large_are_counted(workspace: Workspace) -> None:
-    """One byte over the bound is left out, the bound itself is searched."""
+def test_what_is_not_searched_is_said(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files over the bound, those after the time is over; no matches do not mean nowhere searched."""
     workspace.write("l/ok.txt", "needle\n".ljust(search.MAX_FILE))
     workspace.write("l/large.txt", "needle\n".ljust(search.MAX_FILE + 1))
     value = workspace.run("search", pattern="needle", path="l", literal=True)
     assert [match["path"] for match in value["matches"]] == ["l/ok.txt"]
     assert value["truncated"] == f"not searched: files over {search.MAX_FILE} bytes, 1"
-
-
-def test_time_spent_is_bounded_and_said(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first file past the time the search ends with what it has."""
+    assert workspace.rule("search", pattern="x", path="nowhere") == "path.missing"
     monkeypatch.setattr(search, "MAX_SECONDS", -1.0)
     value = workspace.run("search", pattern="def")
     assert value["searched"] == 1
@@ -163,14 +148,10 @@ def test_time_spent_is_bounded_and_said(workspace: Workspace, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("pattern", "reason"),
-    [
-        ("a(b", "missing ), unterminated subpattern at position 1"),
-        ("*", "nothing to repeat at position 0"),
-        ("[z-a]", "bad character range z-a at position 1"),
-        ("a{99999999999}", "the repetition number is too large"),
-        ("(" * 5000 + ")" * 5000, "maximum recursion depth exceeded"),
-    ],
-)
+    [("a(b", "missing ), unterminated subpattern at position 1"), ("*", "nothing to repeat at position 0"),
+     ("[z-a]", "bad character range z-a at position 1"), ("a{99999999999}", "the repetition number is too large"),
+     ("(" * 5000 + ")" * 5000, "maximum recursion depth exceeded")],
+)  # fmt: skip
 def test_an_invalid_pattern_is_refused_with_its_position(workspace: Workspace, pattern: str, reason: str) -> None:
     """And with the way to search for it as text."""
     error = workspace.run("search", pattern=pattern)["error"]
@@ -189,8 +170,3 @@ def test_what_took_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp_pa
         search._content(str(tmp_path / "link"))
     os.mkfifo(tmp_path / "pipe")
     assert search._content(str(tmp_path / "pipe")) == b""
-
-
-def test_a_path_that_does_not_exist_is_missing(workspace: Workspace) -> None:
-    """No matches must not mean nowhere searched."""
-    assert workspace.rule("search", pattern="x", path="nowhere") == "path.missing"
