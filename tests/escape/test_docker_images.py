@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,7 +40,9 @@ def derive() -> Iterator[Derive]:
             tar.addfile(entry, io.BytesIO(recipe))
         archive.seek(0)
         with client() as api:
-            for answer in api.build(fileobj=archive, custom_context=True, tag=name, rm=True, decode=True):
+            for answer in api.build(
+                fileobj=archive, custom_context=True, tag=name, network_mode="none", rm=True, decode=True
+            ):
                 assert "error" not in answer, answer
         names.append(name)
         return name
@@ -171,8 +174,9 @@ async def test_a_base_without_python_is_refused_before_anything_is_built(monkeyp
     assert "--base IMAGE" in refusal.value.fix
 
 
-@pytest.mark.timeout(600)  # all of a Python is compiled again, which takes half a minute on two idle processors
-async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_environment_is_an_image_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, derive: Derive
+) -> None:
     """Found by the lock that the data directory names; its packages are in no sandbox of the default's (control)."""
     wheels.make(tmp_path / "wheels", "package_one", "1.0", {"one.py": "SIZE = 1\n"})
     wheels.alone(monkeypatch, tmp_path / "wheels")
@@ -180,8 +184,15 @@ async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch
     environment = environments.load("one", tmp_path)
     await packages.write_lock(environment, runtime.base_python(), lambda _: None)
     environments.record(tmp_path, environment, environment.locked())
+    # Its Python is compiled, and takes half a minute to compile again; its packages are most of what would be copied.
+    base = derive("USER 0:0", """RUN ["python3", "-I", "-c", "import shutil; shutil.rmtree('/opt/packages')"]""")
+    recipe = tmp_path / "recipe"
+    shutil.copytree(images.RECIPE, recipe)
+    finish = recipe / "finish.py"
+    finish.write_text(finish.read_text().replace("    compile_below(library)\n", ""))
+    monkeypatch.setattr(images, "RECIPE", recipe)
     try:
-        image = await build(images.tag(), environment=environment)
+        image = await build(base, environment=environment)
         async with DockerDriver.connect(data=tmp_path) as driver:
             plan = driver.plan(replace(spec(), environment="one"))
             assert plan.action["Image"] == image
@@ -190,12 +201,12 @@ async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch
             without, _, _ = await program(driver, "import one")
         assert "one is in the environment one" in without.stderr.text
         lock = environment.locked()
-        assert await remove(lock) == [images.tag(lock), images.runtime_tag(images.tag(), lock)]
+        assert await remove(lock) == [images.tag(lock), images.runtime_tag(base, lock)]
         assert await remove(lock) == []
         with client() as api:
-            assert api.inspect_image(images.tag())  # the control: the default's, from which it was made
+            assert api.inspect_image(base)  # the control: that from which it was made
     finally:
         with client() as api:
-            for name in (images.tag(environment.locked()), images.runtime_tag(images.tag(), environment.locked())):
+            for name in (images.tag(environment.locked()), images.runtime_tag(base, environment.locked())):
                 with contextlib.suppress(ImageNotFound):
                     api.remove_image(name, force=True)
