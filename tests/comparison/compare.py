@@ -113,9 +113,14 @@ class Comparison:
             found[name] = await self._ask(system, self._cases[name], how)
             self._out.print(f"  {name}: {found[name]['word']} {found[name]['shown']}", markup=False)
         self.kept["systems"][system.key] = {
-            "title": system.title, "version": system.version, "command": system.command(), "notes": system.notes,
-            "skipped": "", "median_ms": self.kept["systems"].get(system.key, {}).get("median_ms"), "results": found,
-        }  # fmt: skip
+            "title": system.title,
+            "version": system.version,
+            "command": system.command(),
+            "notes": system.notes,
+            "skipped": "",
+            "median_ms": self.kept["systems"].get(system.key, {}).get("median_ms"),
+            "results": found,
+        }
 
     def skipped(self, key: str, why: str) -> None:
         """A system that cannot be had here: what an earlier run found of it is no longer true."""

@@ -224,9 +224,14 @@ class LlmSandbox(_Foreign):
     def settings(limits: Limits) -> dict[str, object]:
         """Its ``runtime_configs``."""
         return {
-            "network_mode": "none", "mem_limit": limits.memory_bytes, "pids_limit": limits.pids, "cap_drop": ["ALL"],
-            "cap_add": ["DAC_OVERRIDE"], "security_opt": ["no-new-privileges:true"], "stop_signal": "SIGKILL",
-        }  # fmt: skip
+            "network_mode": "none",
+            "mem_limit": limits.memory_bytes,
+            "pids_limit": limits.pids,
+            "cap_drop": ["ALL"],
+            "cap_add": ["DAC_OVERRIDE"],
+            "security_opt": ["no-new-privileges:true"],
+            "stop_signal": "SIGKILL",
+        }
 
     def command(self) -> str:
         """The lines, with the limits of a plain case."""

@@ -8,8 +8,13 @@ from tests.fuzz.harness import bounded
 from _glovebox_guest.web import page, readable
 
 _TYPES = (
-    "text/html", "", "text/html; charset=utf-16", "text/html; charset=shift_jis", "text/plain", "application/json",
-)  # fmt: skip
+    "text/html",
+    "",
+    "text/html; charset=utf-16",
+    "text/html; charset=shift_jis",
+    "text/plain",
+    "application/json",
+)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MOST = 1000
 _GUIDED = readable.readable  # the job imports it when it needs it, which is too late for the fuzzer to see its branches

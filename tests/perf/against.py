@@ -65,9 +65,13 @@ class Both:
         (self.directory / "workspace").mkdir(exist_ok=True, mode=0o755)
         bare.write_csv(self.directory / "workspace")
         steps: dict[Part, Callable[[], Awaitable[None]]] = {
-            "latency": self._latency, "broker": self._broker, "load": self._load, "burst": self._burst,
-            "idle": self._idle, "wire": self._wire,
-        }  # fmt: skip
+            "latency": self._latency,
+            "broker": self._broker,
+            "load": self._load,
+            "burst": self._burst,
+            "idle": self._idle,
+            "wire": self._wire,
+        }
         for part, step in steps.items():
             if self._wanted(part):
                 try:

@@ -58,9 +58,13 @@ class Run:
         self.fastest, self.pandas = bare.fastest(), self._with_pandas()
         self.facts |= {"bare": self.fastest.told, "bare with pandas": self.pandas.told if self.pandas else "none"}
         steps: dict[Part, Callable[[], Awaitable[dict[str, Series]]]] = {
-            "latency": self._latency, "broker": self._broker, "load": self._load, "burst": self._burst,
-            "idle": self._idle, "wire": self._wire,
-        }  # fmt: skip
+            "latency": self._latency,
+            "broker": self._broker,
+            "load": self._load,
+            "burst": self._burst,
+            "idle": self._idle,
+            "wire": self._wire,
+        }
         for part in (each for each in steps if each in {row.part for row in self.rows}):
             try:
                 self.series |= await steps[part]()

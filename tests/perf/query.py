@@ -93,16 +93,20 @@ def write(state: Path, records: int) -> None:
 
 
 QUESTIONS: dict[str, Filters] = {
-    "the newest": Filters(), "--tool run_python": Filters(tools=("run_python",)),
-    "--principal token:ci --client Cursor --outcome failed": Filters(principals=("token:ci",), clients=("Cursor",),
-                                                                 outcomes=("failed",)),
+    "the newest": Filters(),
+    "--tool run_python": Filters(tools=("run_python",)),
+    "--principal token:ci --client Cursor --outcome failed": Filters(
+        principals=("token:ci",), clients=("Cursor",), outcomes=("failed",)
+    ),
     "--outcome lost (none)": Filters(outcomes=("lost",)),
     "--outcome running --tool fetch_url (none)": Filters(outcomes=("running",), tools=("fetch_url",)),
-    "--grep of one call": Filters(text="h400.example"), "--grep of one digest": Filters(text=_digest(401)),
-    "--grep of a twentieth": Filters(text="forecast/"), "--grep of every call": Filters(text="profile"),
+    "--grep of one call": Filters(text="h400.example"),
+    "--grep of one digest": Filters(text=_digest(401)),
+    "--grep of a twentieth": Filters(text="forecast/"),
+    "--grep of every call": Filters(text="profile"),
     "--grep of every call, --outcome lost (none)": Filters(text="profile", outcomes=("lost",)),
     "--grep of none": Filters(text="no such text"),
-}  # fmt: skip
+}
 
 
 def _quiet(_: str) -> None:

@@ -91,71 +91,142 @@ ROWS: tuple[Row, ...] = (
     _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.3, limit=_WORK),
     _p99(key="print-p99", what=_PRINT, series="print", base="bare", limit=_SLOWEST),
     _timed(key="paused", what="the same with a pause of 20 ms after each call", base="bare"),
-    _timed(key="pandas-p50", what=_PANDAS, series="pandas", base="bare-pandas", most=0.03,
+    _timed(
+        key="pandas-p50",
+        what=_PANDAS,
+        series="pandas",
+        base="bare-pandas",
+        most=0.03,
         limit="nothing is imported any more; what is left is a call as for `print-p50`, forked from a larger "
-              "interpreter, and the program's own work, 7 ms of pandas"),
+        "interpreter, and the program's own work, 7 ms of pandas",
+    ),
     _p99(key="pandas-p99", what=_PANDAS, series="pandas", base="bare-pandas", limit=_SLOWEST),
-    _timed(key="docker", what="`print(1)`, docker, one ready", base="bare", most=0.35,
+    _timed(
+        key="docker",
+        what="`print(1)`, docker, one ready",
+        base="bare",
+        most=0.35,
         limit="the container stands ready and adds little; it is the call's own path: client, protocol, two "
-              "disk flushes, receipt, ten changes of process"),
-    _timed(key="gvisor", what="`print(1)`, gvisor, one ready", base="bare", most=0.4,
+        "disk flushes, receipt, ten changes of process",
+    ),
+    _timed(
+        key="gvisor",
+        what="`print(1)`, gvisor, one ready",
+        base="bare",
+        most=0.4,
         limit="as for docker, and each copied page, change of process and message is work of gVisor's own "
-              "kernel, several times as slow as the host's"),
-    _timed(key="cold-bubblewrap", what="`print(1)`, bubblewrap, nothing prepared", base="bare", most=2.2,
+        "kernel, several times as slow as the host's",
+    ),
+    _timed(
+        key="cold-bubblewrap",
+        what="`print(1)`, bubblewrap, nothing prepared",
+        base="bare",
+        most=2.2,
         limit="bwrap alone takes 1.3 × and the interpreter that is the guest 1 ×, one after the other; the "
-              "call comes on top"),
-    _timed(key="cold-docker", what="`print(1)`, docker, nothing prepared", base="bare", most=12,
-        limit="the Engine alone takes 8 × to an interpreter's first word, without its network"),
-    _timed(key="cold-gvisor", what="`print(1)`, gvisor, nothing prepared", base="bare", most=18,
+        "call comes on top",
+    ),
+    _timed(
+        key="cold-docker",
+        what="`print(1)`, docker, nothing prepared",
+        base="bare",
+        most=12,
+        limit="the Engine alone takes 8 × to an interpreter's first word, without its network",
+    ),
+    _timed(
+        key="cold-gvisor",
+        what="`print(1)`, gvisor, nothing prepared",
+        base="bare",
+        most=18,
         limit="runsc alone takes 14 × to an interpreter's end; ours starts behind bwrap, measures itself and "
-              "forks the program"),
+        "forks the program",
+    ),
     _timed(key="start", what=_START, base="import-mcp", compare="more", most=400),
-    _timed(key="list", what="`list_workspace_files` of 100,000 files, beside find", base="host-list", most=1.5,
-        limit="a call costs what it costs beside a host command of a few milliseconds"),
-    _timed(key="search", what="`search_workspace` in them, beside ripgrep or grep", base="host-search", most=1.5,
+    _timed(
+        key="list",
+        what="`list_workspace_files` of 100,000 files, beside find",
+        base="host-list",
+        most=1.5,
+        limit="a call costs what it costs beside a host command of a few milliseconds",
+    ),
+    _timed(
+        key="search",
+        what="`search_workspace` in them, beside ripgrep or grep",
+        base="host-search",
+        most=1.5,
         limit="Python opens and reads 100,000 files in two processes, where ripgrep is compiled and has a thread for "
-              "each processor"),
-    _timed(key="read", what="`read_workspace_file` of one of them, beside cat", base="host-read", most=1.5,
-        limit="cat takes a millisecond and a call takes what a call takes, however small the file"),
+        "each processor",
+    ),
+    _timed(
+        key="read",
+        what="`read_workspace_file` of one of them, beside cat",
+        base="host-read",
+        most=1.5,
+        limit="cat takes a millisecond and a call takes what a call takes, however small the file",
+    ),
     _peer(key="docker-run", what="peer: `docker run`, `print(1)`"),
     _peer(key="sandbox-runtime", what="peer: sandbox-runtime, `print(1)`"),
     _peer(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`"),
     _peer(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`"),
     _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1, limit="as for `print-p50`"),
-    _rate(key="throughput-pandas", what="the same with the program with pandas", base="bare-throughput-pandas",
+    _rate(
+        key="throughput-pandas",
+        what="the same with the program with pandas",
+        base="bare-throughput-pandas",
         least=20,
         limit="as for `throughput`, forked from an interpreter with the modules, which costs half as much again, and "
-              "the program's own work, 7 ms of pandas"),
+        "the program's own work, 7 ms of pandas",
+    ),
     _burst(key="burst-lost", what="200 calls at once, nothing prepared: lost", unit="calls", most=0, between=False),
     _burst(key="burst-p99", what="the same: from sending to the answer", series="burst", statistic="p99"),
     _burst(key="burst-memory", what="the same: the server's most resident memory", unit="MiB"),
-    _broker(key="broker", what="policy, audit on disk and receipt of one call together, p50", most=1.5,
+    _broker(
+        key="broker",
+        what="policy, audit on disk and receipt of one call together, p50",
+        most=1.5,
         limit="two disk flushes (`disk` is one of them on a disk that is kept busy) and two hand-overs to the "
-              "log's thread and back, each 0.25 ms on processors that went idle between calls, 0.05 on busy ones"),
+        "log's thread and back, each 0.25 ms on processors that went idle between calls, 0.05 on busy ones",
+    ),
     _broker(key="broker-policy", what="of that, deciding, p50"),
     _broker(key="broker-audit", what="of that, records on disk but the last, p50"),
     _broker(key="broker-receipt", what="of that, the last record and its receipt, p50"),
-    _broker(key="disk", what="a record's length written and flushed, with nothing else, on the same disk, p50",
-        between=False),
+    _broker(
+        key="disk",
+        what="a record's length written and flushed, with nothing else, on the same disk, p50",
+        between=False,
+    ),
     _memory(key="memory-bare", what="a ready sandbox, bubblewrap, nothing preloaded: memory", most=6),
     _memory(key="memory-pandas", what="a ready sandbox, bubblewrap, with pandas: memory", most=25),
-    _memory(key="memory-shipped", what="a ready sandbox, bubblewrap, with the shipped profile's modules: memory",
-        most=25),
+    _memory(
+        key="memory-shipped", what="a ready sandbox, bubblewrap, with the shipped profile's modules: memory", most=25
+    ),
     _memory(key="memory-docker", what="a ready sandbox, docker, nothing preloaded: memory", most=12),
-    _memory(key="memory-docker-pandas", what="a ready sandbox, docker, with pandas: memory", most=50,
-        limit="each container imports pandas itself: what is not a file is shared with nobody"),
-    _memory(key="memory-docker-shipped", what="a ready sandbox, docker, with the shipped profile's modules: memory",
+    _memory(
+        key="memory-docker-pandas",
+        what="a ready sandbox, docker, with pandas: memory",
+        most=50,
+        limit="each container imports pandas itself: what is not a file is shared with nobody",
+    ),
+    _memory(
+        key="memory-docker-shipped",
+        what="a ready sandbox, docker, with the shipped profile's modules: memory",
         most=50,
         limit="matplotlib on top of pandas, and each container imports them itself: what is not a file is shared with "
-              "nobody"),
+        "nobody",
+    ),
     _memory(key="memory-gvisor", what="a ready sandbox, gvisor, nothing preloaded: memory"),
     _idle(key="idle-bubblewrap", what="a ready sandbox, bubblewrap: processor time", most=0.05),
     _idle(key="idle-docker", what="a ready sandbox, docker: processor time", most=0.05),
     _idle(key="idle-gvisor", what="a ready sandbox, gvisor: processor time"),
     _wire(key="wire", what="32 MiB printed, from the first byte to the last", unit="MB/s", least=200),
-    _wire(key="wire-memory", what="the same: memory of the host above what it was, in windows of 1 MiB",
-        unit="windows", statistic="max", most=3, floor=1),
-)  # fmt: skip
+    _wire(
+        key="wire-memory",
+        what="the same: memory of the host above what it was, in windows of 1 MiB",
+        unit="windows",
+        statistic="max",
+        most=3,
+        floor=1,
+    ),
+)
 
 _COLD = ("cold-bubblewrap", "cold-docker", "cold-gvisor")
 _WITH_PANDAS = ("docker", "gvisor", *_COLD)
@@ -192,9 +263,13 @@ class Verdict:
         return {
             "row": self.row.key,
             **{name: None if number is None else rounded(number) for name, number in numbers.items()},
-            "unit": self.row.unit, "statistic": self.row.statistic, "compare": self.row.compare,
-            "bound": self.row.bound, "met": self.met, "reason": self.reason,
-        }  # fmt: skip
+            "unit": self.row.unit,
+            "statistic": self.row.statistic,
+            "compare": self.row.compare,
+            "bound": self.row.bound,
+            "met": self.met,
+            "reason": self.reason,
+        }
 
 
 def judge(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) -> Verdict:

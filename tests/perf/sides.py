@@ -46,10 +46,14 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(mark="server/glovebox_server/__main__.py", program="glovebox_server", app="glovebox_server.app",
-        profiles="profiles/glovebox_profiles/data"),
+    Layout(
+        mark="server/glovebox_server/__main__.py",
+        program="glovebox_server",
+        app="glovebox_server.app",
+        profiles="profiles/glovebox_profiles/data",
+    ),
     Layout(mark="server/cli.py", program="server.cli", app="server.app", profiles="profiles"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

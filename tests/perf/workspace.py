@@ -45,13 +45,28 @@ def questions(files: int = FILES) -> dict[str, Question]:
     """List, search and read, by row. The commands show what the tools show, and skip nothing either."""
     searcher = ("rg", "--no-ignore", "--hidden", "-n", "-e") if shutil.which("rg") else ("grep", "-rn", "-e")
     return {
-        "list": Question(tool="list_workspace_files", arguments={},
-                    command=("find", ".", "-printf", r"%P %y %s %T+\n"), key="total", expected=files + FOLDERS),
-        "search": Question(tool="search_workspace", arguments={"pattern": NEEDLE}, command=(*searcher, NEEDLE, "."),
-                      key="searched", expected=files),
-        "read": Question(tool="read_workspace_file", arguments={"path": PICKED}, command=("cat", PICKED),
-                    key="total_lines", expected=LINES + 1),
-    }  # fmt: skip
+        "list": Question(
+            tool="list_workspace_files",
+            arguments={},
+            command=("find", ".", "-printf", r"%P %y %s %T+\n"),
+            key="total",
+            expected=files + FOLDERS,
+        ),
+        "search": Question(
+            tool="search_workspace",
+            arguments={"pattern": NEEDLE},
+            command=(*searcher, NEEDLE, "."),
+            key="searched",
+            expected=files,
+        ),
+        "read": Question(
+            tool="read_workspace_file",
+            arguments={"path": PICKED},
+            command=("cat", PICKED),
+            key="total_lines",
+            expected=LINES + 1,
+        ),
+    }
 
 
 async def asked(client: Client, question: Question) -> float:

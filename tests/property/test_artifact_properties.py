@@ -20,12 +20,26 @@ from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_nam
 PIECES = st.sampled_from(
     [
         *[
-            "/", "..", ".", "\\", "\0", "\n", "C:", "~", "$(id)", ".git", "conftest.py", "nul", "\u202e", "e\u0301",
-            "é", "ſ",
+            "/",
+            "..",
+            ".",
+            "\\",
+            "\0",
+            "\n",
+            "C:",
+            "~",
+            "$(id)",
+            ".git",
+            "conftest.py",
+            "nul",
+            "\u202e",
+            "e\u0301",
+            "é",
+            "ſ",
         ],
         *["proc/self/root", "items", "record.json", "content", " ", "-", "%2e%2e%2f", "\ud800", "\U000e0041"],
     ]
-)  # fmt: skip
+)
 NAMES = st.one_of(
     st.text(st.characters(exclude_categories=())), st.lists(st.one_of(PIECES, st.text(max_size=5))).map("".join)
 )

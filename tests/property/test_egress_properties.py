@@ -32,10 +32,13 @@ def _some(values: list[str]) -> st.SearchStrategy[frozenset[str]]:
 
 
 plain_rules = st.builds(
-    EgressRule, host=st.sampled_from(PATTERNS), schemes=_some(["http", "https"]),
-    ports=st.frozensets(st.sampled_from([80, 443]), min_size=1), methods=_some(["GET", "HEAD", "POST"]),
+    EgressRule,
+    host=st.sampled_from(PATTERNS),
+    schemes=_some(["http", "https"]),
+    ports=st.frozensets(st.sampled_from([80, 443]), min_size=1),
+    methods=_some(["GET", "HEAD", "POST"]),
     paths=_some(PATH_PATTERNS),
-)  # fmt: skip
+)
 tunnel_rules = st.builds(
     EgressRule,
     host=st.sampled_from(PATTERNS),

@@ -16,11 +16,15 @@ from glovebox_server.egress.request import Exchange, RequestClock, request_heade
 
 LIMITS = EgressLimits(header_bytes=500, body_bytes=500, ratio_grace_bytes=100)
 STARTS = [
-    b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: ",
+    b"",
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: ",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 30\r\n\r\n\x1f\x8b\x08\0\0\0\0\0\0\3",
-    b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 304 Not Modified\r\nLocation: ",
-]  # fmt: skip
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 304 Not Modified\r\nLocation: ",
+]
 
 
 class Canned(anyio.abc.ByteStream):

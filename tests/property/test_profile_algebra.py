@@ -99,10 +99,14 @@ def test_every_key_of_the_model_is_a_dimension_or_descriptive() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "direction"),
-    [(["docker"], ["docker", "bubblewrap"], "widening"), (["docker", "bubblewrap"], ["docker"], "narrowing"),
-     (["docker", "bubblewrap"], ["bubblewrap", "docker"], "widening"),
-     (["bubblewrap", "docker"], ["docker", "bubblewrap"], "narrowing"), (["docker"], ["gvisor"], "widening")],
-)  # fmt: skip
+    [
+        (["docker"], ["docker", "bubblewrap"], "widening"),
+        (["docker", "bubblewrap"], ["docker"], "narrowing"),
+        (["docker", "bubblewrap"], ["bubblewrap", "docker"], "widening"),
+        (["bubblewrap", "docker"], ["docker", "bubblewrap"], "narrowing"),
+        (["docker"], ["gvisor"], "widening"),
+    ],
+)
 def test_the_order_of_drivers_counts(before: list[str], after: list[str], direction: str) -> None:
     """Accepting another driver widens; so does preferring a weaker one to a stronger one."""
     a, b = (profile().model_copy(update={"isolation": tuple(each)}) for each in (before, after))

@@ -59,17 +59,20 @@ def test_a_whole_answer_arrives_whole(pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     ("head", "reason"),
-    [(b"GET / HTTP/1.1", "names an absolute URL"), (b"GET http://a.example/ HTTP/1.0", "in HTTP/1.1 only"),
-     (b"GET http://a.example/ HTTP/2.0", "not a request line"),
-     (b"GET  http://a.example/ HTTP/1.1", "not a request line"),
-     (b"GET http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", "not one number"),
-     (b"GET http://a.example/ HTTP/1.1\r\nContent-Length: 0x1", "not one number"),
-     (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", "and nothing else"),
-     (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 1", "and nothing else"),
-     (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: x", "and nothing else"),
-     (b"GET http://a.example/ HTTP/1.1\r\nA: b\r\n c", "not a header"),
-     (b"GET http://a.example/ HTTP/1.1\r\nA : b", "not a header")],
-)  # fmt: skip
+    [
+        (b"GET / HTTP/1.1", "names an absolute URL"),
+        (b"GET http://a.example/ HTTP/1.0", "in HTTP/1.1 only"),
+        (b"GET http://a.example/ HTTP/2.0", "not a request line"),
+        (b"GET  http://a.example/ HTTP/1.1", "not a request line"),
+        (b"GET http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", "not one number"),
+        (b"GET http://a.example/ HTTP/1.1\r\nContent-Length: 0x1", "not one number"),
+        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", "and nothing else"),
+        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 1", "and nothing else"),
+        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: x", "and nothing else"),
+        (b"GET http://a.example/ HTTP/1.1\r\nA: b\r\n c", "not a header"),
+        (b"GET http://a.example/ HTTP/1.1\r\nA : b", "not a header"),
+    ],
+)
 def test_what_could_be_read_in_two_ways_is_refused(head: bytes, reason: str) -> None:
     """E10: nothing is repaired; the plain spelling beside each is read (control)."""
     with pytest.raises(BadRequestError, match=reason):
@@ -110,12 +113,17 @@ def test_a_body_in_chunks_is_read_however_it_comes(pieces: list[bytes], size: in
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"zz\r\n", "no size"), (b"\r\n", "no size"), (b"-1\r\n", "no size"), (b"0x1\r\n", "no size"),
-        (b"123456789\r\n", "no size"), (b"1\r\nab\r\n", "longer than its size"),
-        (b"1\r\na\n1\r\n", "longer than its size"), (b"1;" + b"a" * 1024, "not in chunks"),
+        (b"zz\r\n", "no size"),
+        (b"\r\n", "no size"),
+        (b"-1\r\n", "no size"),
+        (b"0x1\r\n", "no size"),
+        (b"123456789\r\n", "no size"),
+        (b"1\r\nab\r\n", "longer than its size"),
+        (b"1\r\na\n1\r\n", "longer than its size"),
+        (b"1;" + b"a" * 1024, "not in chunks"),
         (b"0\r\n" + b"A: b\r\n" * 65, "too much behind it"),
     ],
-)  # fmt: skip
+)
 def test_a_body_that_is_not_in_chunks_is_refused(body: bytes, reason: str) -> None:
     """E10: nor repaired; its neighbours without the flaw are read (control)."""
     bad = Chunks()

@@ -15,11 +15,16 @@ from glovebox_audit.query.index import NAME, Filters
 TOLD = Told(say=lambda _: None, progress=lambda _done, _most: None)
 
 STEPS = st.lists(
-    st.one_of(st.tuples(st.just("write"), st.integers(1, 6)), st.tuples(st.just("remove"), st.integers(1, 3)),
-        st.tuples(st.just("tear"), st.just(0)), st.tuples(st.just("spoil"), st.integers(0, 30_000)),
-        st.tuples(st.just("ask"), st.just(0))),
-    min_size=2, max_size=8,
-)  # fmt: skip
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(1, 6)),
+        st.tuples(st.just("remove"), st.integers(1, 3)),
+        st.tuples(st.just("tear"), st.just(0)),
+        st.tuples(st.just("spoil"), st.integers(0, 30_000)),
+        st.tuples(st.just("ask"), st.just(0)),
+    ),
+    min_size=2,
+    max_size=8,
+)
 
 
 def read_whole(directory: Path) -> dict[str, str]:

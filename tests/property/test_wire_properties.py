@@ -30,11 +30,12 @@ def frames(draw: st.DrawFn) -> bytes:
     stream = draw(st.sampled_from([0, 1, 1, 2, 3, 3, 5, 7, MAX_STREAM, MAX_STREAM + 2, 2**32 - 1]))
     flag = "true" if draw(st.booleans()) else "false"
     fitting = {
-        1: b'{"kind":"outcome","body":{}}', 2: b'{"kind":"k","meta":{},"duplex":' + flag.encode() + b"}",
-        3: draw(st.binary(max_size=40)), 5: b"", 7: b'{"credit":%d}' % draw(st.integers(-1, 2 * WINDOW)),
-    }.get(
-        kind, b"{}",
-    )  # fmt: skip
+        1: b'{"kind":"outcome","body":{}}',
+        2: b'{"kind":"k","meta":{},"duplex":' + flag.encode() + b"}",
+        3: draw(st.binary(max_size=40)),
+        5: b"",
+        7: b'{"credit":%d}' % draw(st.integers(-1, 2 * WINDOW)),
+    }.get(kind, b"{}")
     payload = draw(st.just(fitting) | st.binary(max_size=30)) if draw(st.integers(0, 4)) == 0 else fitting
     length = draw(st.integers(0, 2**32 - 1)) if draw(st.integers(0, 20)) == 0 else len(payload)
     return struct.pack("!BII", kind, stream, length) + payload

@@ -91,10 +91,8 @@ lettered = st.text(st.sampled_from("aé漢\ufffd\ud800\0\r. "), max_size=4)
             lambda text: st.sampled_from([text.encode(each) for each in ("utf-8", "utf-8-sig", "utf-16")])
         )
         | st.binary(max_size=20)
-    ).map(
-        b"".join,
-    ),
-)  # fmt: skip
+    ).map(b"".join),
+)
 @example(pattern="é", fold=False, content=b"\xff\xfe\xe9\0")
 @example(pattern="\ufffd", fold=False, content=b"\xff")
 @settings(max_examples=500, deadline=None)

@@ -17,10 +17,17 @@ from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import QuestionSubject, canonical
 
 SUBJECT = QuestionSubject(
-    principal="local:1000", run="r_1", tool="run_python", arguments=canonical({"code": "print(1)"}),
-    profile_digest="sha256:a", policy_digest="sha256:b", inputs=(("artifact://1", "aa"),), workspace="1:2:sha256:c",
-    environment="sha256:d", rules=("approval.programs",),
-)  # fmt: skip
+    principal="local:1000",
+    run="r_1",
+    tool="run_python",
+    arguments=canonical({"code": "print(1)"}),
+    profile_digest="sha256:a",
+    policy_digest="sha256:b",
+    inputs=(("artifact://1", "aa"),),
+    workspace="1:2:sha256:c",
+    environment="sha256:d",
+    rules=("approval.programs",),
+)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(QuestionSubject)])

@@ -13,10 +13,16 @@ from glovebox_server.artifacts.names import (
 )
 
 ORDINARY = [
-    "result.csv", "plots/a.png", "Umsätze 2026/Köln (1).xlsx", "図/結果.json", "a-b_c+d,e@f~.txt", "🙂.png",
-    "x" * (MAX_SEGMENT_BYTES - 4) + ".csv", "/".join(["d"] * (MAX_DEPTH - 1) + ["d.txt"]),
+    "result.csv",
+    "plots/a.png",
+    "Umsätze 2026/Köln (1).xlsx",
+    "図/結果.json",
+    "a-b_c+d,e@f~.txt",
+    "🙂.png",
+    "x" * (MAX_SEGMENT_BYTES - 4) + ".csv",
+    "/".join(["d"] * (MAX_DEPTH - 1) + ["d.txt"]),
     *(f"report.{kind}" for kind in ["csv", "tsv", "txt", "json", "md", "pdf", "xlsx", "PNG", "jpg", "parquet", "npy"]),
-]  # fmt: skip
+]
 
 
 UNLISTED = [

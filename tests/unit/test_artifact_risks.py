@@ -278,10 +278,14 @@ def test_text_is_promised_for_the_whole_file_and_not_only_its_head() -> None:
 @pytest.mark.parametrize(
     ("data", "media_type"),
     [
-        (PNG, "image/png"), (JPEG, "image/jpeg"), (GIF, "image/gif"), (WEBP, "image/webp"), (WEBP_LOSSY, "image/webp"),
+        (PNG, "image/png"),
+        (JPEG, "image/jpeg"),
+        (GIF, "image/gif"),
+        (WEBP, "image/webp"),
+        (WEBP_LOSSY, "image/webp"),
         (WEBP_LOSSLESS, "image/webp"),
     ],
-)  # fmt: skip
+)
 def test_an_image_is_measured_without_decoding_it(data: bytes, media_type: str) -> None:
     assert size(data, media_type) == (640, 480)
     assert all(size(data[:end], media_type) in {None, (640, 480)} for end in range(len(data)))

@@ -19,12 +19,21 @@ from glovebox_sandboxes.host.host_view import HostView, groups_of, look, only_ch
 KERNEL = {"kernel": kernel_version()}
 OUTSIDE = HostView(
     parts={
-        "uids": (2_000_000_001,), "gids": (2_000_000_001,), "groups": (), "inner_uids": (65532,),
-        "inner_gids": (65532,), "inner_groups": (), "capabilities": 0, "no_new_privs": True, "seccomp": 2,
-        "inner_pid": 1, "namespaces": MEASURED["namespaces"], "interfaces": ("lo",),
+        "uids": (2_000_000_001,),
+        "gids": (2_000_000_001,),
+        "groups": (),
+        "inner_uids": (65532,),
+        "inner_gids": (65532,),
+        "inner_groups": (),
+        "capabilities": 0,
+        "no_new_privs": True,
+        "seccomp": 2,
+        "inner_pid": 1,
+        "namespaces": MEASURED["namespaces"],
+        "interfaces": ("lo",),
         "mounts": tuple(MeasuredMount(**each) for each in MEASURED["mounts"]),
     }
-)  # fmt: skip
+)
 
 
 def changed(**parts: Any) -> HostView:
@@ -196,8 +205,10 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
         (tmp_path / file).write_text(text + "\n")
     host = {"Memory": 64, "PidsLimit": 8, "NanoCpus": 1_000_000_000}
     assert usage.limits(GroupFiles(dict.fromkeys(names, str(tmp_path))), host, bounded=False) == {
-        "limit memory": ("64", "64"), "limit pids": ("8", "9"), "limit cpu": ("100000 100000", "1 2"),
-    }  # fmt: skip
+        "limit memory": ("64", "64"),
+        "limit pids": ("8", "9"),
+        "limit cpu": ("100000 100000", "1 2"),
+    }
     assert {found for _, found in usage.limits(GroupFiles({}), host, bounded=True).values()} == {None}
 
 

@@ -61,9 +61,14 @@ def test_a_draft_says_what_is_known_when_it_is_made_and_nothing_else() -> None:
     assert draft(finished()).data["outputs"] == [{"name": "stdout", "digest": "sha256:" + "c" * 64, "bytes": 2}]
     measured = {"uid": 65532}
     event = SandboxStarted(
-        call_id="c_1", sandbox_id="s_1", driver="bubblewrap", level="namespaces", plan_digest="sha256:0",
-        measured=measured, verified=True,
-    )  # fmt: skip
+        call_id="c_1",
+        sandbox_id="s_1",
+        driver="bubblewrap",
+        level="namespaces",
+        plan_digest="sha256:0",
+        measured=measured,
+        verified=True,
+    )
     item = draft(event)
     measured["uid"] = 0
     assert item.data["measured"] == {"uid": 65532}
@@ -212,11 +217,16 @@ def test_what_is_no_json_at_all_is_refused() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{}", b"[" * 256, chain.encode_head(Head())[:-1], chain.encode_head(Head()) + b"\n",
-        chain.encode_head(Head(seq=-1)), chain.encode_head(Head(hash="G" * 64)),
+        b"",
+        b"{}",
+        b"[" * 256,
+        chain.encode_head(Head())[:-1],
+        chain.encode_head(Head()) + b"\n",
+        chain.encode_head(Head(seq=-1)),
+        chain.encode_head(Head(hash="G" * 64)),
         json.dumps({"hash": GENESIS, "seq": True, "size": 0}).encode(),
     ],
-)  # fmt: skip
+)
 def test_other_bytes_are_no_head(content: bytes) -> None:
     """A damaged head.json is recognised, never guessed at."""
     with pytest.raises(EvidenceError, match="not the head"):

@@ -41,9 +41,13 @@ from glovebox_server.cli.main import main
 
 DIGEST = "0123456789abcdef" * 4
 ARTIFACT = ArtifactCollected(
-    call_id="c_file", name="plots/Höhe.png", uri="artifact://" + DIGEST[:32], sha256=DIGEST, bytes=3,
+    call_id="c_file",
+    name="plots/Höhe.png",
+    uri="artifact://" + DIGEST[:32],
+    sha256=DIGEST,
+    bytes=3,
     media_type="image/png",
-)  # fmt: skip
+)
 EGRESS = EgressDecided(
     call_id="c_web", scheme="https", host="docs.python.org", port=443, asked_digest="sha256:" + "9" * 64,
     effect="allow", rule="egress.allow",

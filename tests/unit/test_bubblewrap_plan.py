@@ -48,10 +48,16 @@ def test_the_plan_is_exactly_the_golden_one() -> None:
 
 SMALL = SandboxSpec(
     limits=Limits(
-        wall_seconds=1, cpu_seconds=1, memory_bytes=2**26, pids=8, scratch_bytes=2**20, output_bytes=2**20,
-        output_files=1, stream_bytes=1024,
+        wall_seconds=1,
+        cpu_seconds=1,
+        memory_bytes=2**26,
+        pids=8,
+        scratch_bytes=2**20,
+        output_bytes=2**20,
+        output_files=1,
+        stream_bytes=1024,
     )
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "subprocess.Popen"])
@@ -114,9 +120,12 @@ async def test_on_v2_nothing_runs_before_its_group(
     hierarchy = Hierarchy(version=2, parents=(tmp_path / "groups",))
     driver = Bubblewrap(("/bin/echo",), "0.8.0", {DEFAULT: runtime}, hierarchy)
     plan = Plan(
-        driver="bubblewrap", level="namespaces", spec=SMALL, action={"argv": ["/bin/echo", "ran"], "cgroup": {}},
+        driver="bubblewrap",
+        level="namespaces",
+        spec=SMALL,
+        action={"argv": ["/bin/echo", "ran"], "cgroup": {}},
         expected=Expected(uid=0, interfaces=(), writable=(), mounts=(), namespaces=(), hidden=()),
-    )  # fmt: skip
+    )
     if refused:
         with pytest.raises(SandboxError, match="Device or resource busy"):
             async with driver._start(plan, {}):

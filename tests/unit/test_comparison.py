@@ -88,10 +88,13 @@ def test_programs_are_judged_by_what_they_got(how: Portable, seen: Seen, expecte
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("ok", "through"), ("EROFS", "stopped"), ("ENOENT", "stopped"), ("AttributeError", "absent"),
+        ("ok", "through"),
+        ("EROFS", "stopped"),
+        ("ENOENT", "stopped"),
+        ("AttributeError", "absent"),
         ("ENOSYS", "absent"),
     ],
-)  # fmt: skip
+)
 def test_attempts_are_judged_by_their_answer(answer: str, expected: Word) -> None:
     """Any refusal will do; a function that does not exist is none."""
     assert word(ATTEMPT, SELECTION.portable[ATTEMPT], answered(ATTEMPT, answer)) == expected

@@ -39,11 +39,16 @@ def test_every_case_is_one_sentence_and_looks_at_something() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"attempt": "1"}, {"attempt": "1", "answer": "ok", "control": {}}, {},
-        {"attempt": "1", "answer": "ok", "program": "1"}, {"program": "1", "endde": "exited"},
-        {"program": "1", "ended": "vanished"}, {"program": "1", "id": "Not An Id"}, {"program": "1", "seeds": ()},
+        {"attempt": "1"},
+        {"attempt": "1", "answer": "ok", "control": {}},
+        {},
+        {"attempt": "1", "answer": "ok", "program": "1"},
+        {"program": "1", "endde": "exited"},
+        {"program": "1", "ended": "vanished"},
+        {"program": "1", "id": "Not An Id"},
+        {"program": "1", "seeds": ()},
     ],
-)  # fmt: skip
+)
 def test_a_case_that_is_wrong_does_not_load(fields: dict[str, object]) -> None:
     """Strict: a misspelt expectation would hold always."""
     whole = {"id": "x", "claim": "X.", "seeds": ("F1",), "proves": ("GB-FILE-1",), "control": {"answer": "ok"}} | fields

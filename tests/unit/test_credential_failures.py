@@ -150,10 +150,15 @@ def lend(place: Path, source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "file:{place}/served/key", "file:{place}/served/link", "file:{place}/apart/link", "file:{place}/served/none",
-        "file:{place}/apart/../served/key", "exec:{place}/served/key --for me", "exec:/bin/sh {place}/served/key",
+        "file:{place}/served/key",
+        "file:{place}/served/link",
+        "file:{place}/apart/link",
+        "file:{place}/served/none",
+        "file:{place}/apart/../served/key",
+        "exec:{place}/served/key --for me",
+        "exec:/bin/sh {place}/served/key",
     ],
-)  # fmt: skip
+)
 def test_a_key_from_the_workspace_is_refused(source: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By ``profiles check``, and by a server before it starts; the control is another workspace."""
     lend(place, source)

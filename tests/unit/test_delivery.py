@@ -143,11 +143,14 @@ def _context(request: Carried) -> Any:
 @pytest.mark.parametrize(
     ("changed", "caller", "key"),
     [
-        ({}, "token:b", KEY), ({}, "token:a", b"o" * 32), ({"name": "fetch_url"}, "token:a", KEY),
-        ({"arguments": {"code": "2"}}, "token:a", KEY), ({"requestState": ID}, "token:a", KEY),
+        ({}, "token:b", KEY),
+        ({}, "token:a", b"o" * 32),
+        ({"name": "fetch_url"}, "token:a", KEY),
+        ({"arguments": {"code": "2"}}, "token:a", KEY),
+        ({"requestState": ID}, "token:a", KEY),
     ],
     ids=["another caller", "another state directory", "another tool", "other arguments", "the question's id"],
-)  # fmt: skip
+)
 async def test_a_state_is_for_its_caller_and_request_alone(changed: dict[str, Any], caller: str, key: bytes) -> None:
     """Refused, and the same state where it belongs still names its question (the control)."""
     state = await given(Carried(CALL))

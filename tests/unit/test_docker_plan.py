@@ -79,10 +79,16 @@ def test_the_guest_must_find_what_the_body_asks_for_and_nothing_writable_besides
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("memory_bytes", 0), ("memory_bytes", -1), ("memory_bytes", 2**20), ("pids", 0), ("pids", -1),
-        ("cpu_seconds", 0), ("scratch_bytes", 0), ("output_bytes", 0),
+        ("memory_bytes", 0),
+        ("memory_bytes", -1),
+        ("memory_bytes", 2**20),
+        ("pids", 0),
+        ("pids", -1),
+        ("cpu_seconds", 0),
+        ("scratch_bytes", 0),
+        ("output_bytes", 0),
     ],
-)  # fmt: skip
+)
 def test_a_limit_that_means_no_limit_is_refused(field: str, value: int) -> None:
     """I13: 0 and -1 are "unlimited" to the Engine and to tmpfs; the refusal names the field."""
     with pytest.raises(UnsupportedSpecError) as refusal:

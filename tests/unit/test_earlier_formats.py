@@ -83,9 +83,25 @@ def test_a_receipt_of_a_later_version_is_refused_as_such(change: Callable[[Any],
 
 LAST = Path(__file__).parents[1] / "fixtures" / "logs" / "11a23de"
 ABSENT = (
-    "glovebox_server", "glovebox_profiles", "_glovebox_guest", "mcp", "mcp_types", "starlette", "uvicorn", "docker",
-    "requests", "pydantic_settings", "anyio", "click", "rich", "structlog", "platformdirs", "h11", "httpx2", "jwt",
-)  # fmt: skip
+    "glovebox_server",
+    "glovebox_profiles",
+    "_glovebox_guest",
+    "mcp",
+    "mcp_types",
+    "starlette",
+    "uvicorn",
+    "docker",
+    "requests",
+    "pydantic_settings",
+    "anyio",
+    "click",
+    "rich",
+    "structlog",
+    "platformdirs",
+    "h11",
+    "httpx2",
+    "jwt",
+)
 PROGRAM = f"""
 import runpy, sys
 class Absent:

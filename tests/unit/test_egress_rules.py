@@ -22,8 +22,12 @@ def test_the_defaults_are_the_closed_ones() -> None:
     rule = EgressRule.model_validate({"host": "docs.python.org"})
     assert rule == EgressRule(host="docs.python.org")
     assert rule.model_dump() == {
-        "host": "docs.python.org", "schemes": ["https"], "ports": [443], "methods": ["GET", "HEAD"], "paths": ["/*"],
-    }  # fmt: skip
+        "host": "docs.python.org",
+        "schemes": ["https"],
+        "ports": [443],
+        "methods": ["GET", "HEAD"],
+        "paths": ["/*"],
+    }
     assert EgressRule.model_validate({"host": "a.example", "schemes": ["http"]}).ports == {80}
     assert EgressRule.model_validate(rule.model_dump()) == rule
     assert EgressRule.model_validate({"host": "DOCS.Python.org"}) == rule
@@ -237,8 +241,14 @@ def test_a_path_that_could_be_read_in_two_ways_is_refused(path: str) -> None:
 
 
 PASSED = [
-    "Accept", "Accept-Language", "If-Match", "If-Modified-Since", "If-None-Match", "If-Unmodified-Since", "User-Agent",
-]  # fmt: skip
+    "Accept",
+    "Accept-Language",
+    "If-Match",
+    "If-Modified-Since",
+    "If-None-Match",
+    "If-Unmodified-Since",
+    "User-Agent",
+]
 LEFT_OUT = """
     Range If-Range Request-Range Accept-Encoding Accept-Charset TE Trailer Transfer-Encoding Content-Length
     Content-Encoding Content-Type Content-Range Connection Keep-Alive Proxy-Connection Upgrade

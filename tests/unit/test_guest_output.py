@@ -270,10 +270,16 @@ def test_a_host_that_is_gone_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
-        ((), 100), ((60,), 100), ((40, 50), 60), ((20, 20, 20, 20), 40), ((100,), 100), ((101,), 100),
-        ((60, 60, 60), 33), ((10, 60, 60), 45),
+        ((), 100),
+        ((60,), 100),
+        ((40, 50), 60),
+        ((20, 20, 20, 20), 40),
+        ((100,), 100),
+        ((101,), 100),
+        ((60, 60, 60), 33),
+        ((10, 60, 60), 45),
     ],
-)  # fmt: skip
+)
 def test_pictures_that_fit_together_are_left_as_they_are(sizes: tuple[int, ...], most: int) -> None:
     """Where they do not, the small ones leave the others what they do not need."""
     assert share(sizes, 100) == most

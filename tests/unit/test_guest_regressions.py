@@ -178,8 +178,11 @@ def test_the_guest_refuses_to_run_anywhere_but_in_its_own_pid_namespace(tmp_path
     config = json.dumps({"path": [], "hidden": [], "preload": [], "input": "", "output": "", "proxy": False})
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", START, str(tmp_path), config],
-        stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 1
     assert done.stdout == b""
     assert b"process 1 of a pid namespace" in done.stderr

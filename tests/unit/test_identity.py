@@ -77,8 +77,12 @@ def test_everything_around_is_named(root: Path) -> None:
     (root / "proc/self/attr").mkdir()
     (root / "proc/self/attr/current").write_text("docker-default (enforce)\n")
     assert inside(root) == [
-        "container", "bubblewrap", "user namespace", "system-call filter", "AppArmor profile docker-default",
-    ]  # fmt: skip
+        "container",
+        "bubblewrap",
+        "user namespace",
+        "system-call filter",
+        "AppArmor profile docker-default",
+    ]
 
 
 def test_a_chroot_is_named(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

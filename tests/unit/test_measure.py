@@ -61,15 +61,22 @@ def test_what_was_planned_is_no_difference() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "found"),
     [
-        ({"uid": 0}, "uid", "0"), ({"uid": -1}, "uid", "-1"), ({"gid": 0}, "gid", "0"),
-        ({"groups": [65532, 0]}, "groups", "[0]"), ({"capabilities": 1 << 21}, "capabilities", "0x200000"),
-        ({"no_new_privs": False}, "no_new_privs", "False"), ({"seccomp": 0}, "seccomp", "0"),
-        ({"seccomp": 1}, "seccomp", "1"), ({"dumpable": 1}, "dumpable", "1"),
-        ({"interfaces": ["lo", "eth0"]}, "interfaces", "['eth0', 'lo']"), ({"interfaces": []}, "interfaces", "[]"),
-        ({"descriptors": [7]}, "open descriptors", "[7]"), ({"landlock": 0}, "landlock", "False"),
+        ({"uid": 0}, "uid", "0"),
+        ({"uid": -1}, "uid", "-1"),
+        ({"gid": 0}, "gid", "0"),
+        ({"groups": [65532, 0]}, "groups", "[0]"),
+        ({"capabilities": 1 << 21}, "capabilities", "0x200000"),
+        ({"no_new_privs": False}, "no_new_privs", "False"),
+        ({"seccomp": 0}, "seccomp", "0"),
+        ({"seccomp": 1}, "seccomp", "1"),
+        ({"dumpable": 1}, "dumpable", "1"),
+        ({"interfaces": ["lo", "eth0"]}, "interfaces", "['eth0', 'lo']"),
+        ({"interfaces": []}, "interfaces", "[]"),
+        ({"descriptors": [7]}, "open descriptors", "[7]"),
+        ({"landlock": 0}, "landlock", "False"),
         ({"present": ["/run/docker.sock"]}, "paths that must not exist", "['/run/docker.sock']"),
     ],
-)  # fmt: skip
+)
 def test_each_difference_is_found_and_named(changes: dict[str, Any], field: str, found: str) -> None:
     """One field is not as planned, and exactly that one is told."""
     (difference,) = differences(**changes)
@@ -130,12 +137,16 @@ def test_a_mount_that_is_missing_is_found_and_several_differences_are_all_told()
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"uid": "65532"}, "uid"), ({"uid": True}, "uid"), ({"capabilities": None}, "capabilities"),
+        ({"uid": "65532"}, "uid"),
+        ({"uid": True}, "uid"),
+        ({"capabilities": None}, "capabilities"),
         ({"mounts": [{"target": "/", "type": "ext4"}]}, "mounts.0.writable"),
-        ({"mounts": [{**mount("/"), "more": 1}]}, "mounts.0.more"), ({"mounts": MOUNTS * 100}, "mounts"),
-        ({"interfaces": ["x"] * 65}, "interfaces"), ({"more": 1}, "more"),
+        ({"mounts": [{**mount("/"), "more": 1}]}, "mounts.0.more"),
+        ({"mounts": MOUNTS * 100}, "mounts"),
+        ({"interfaces": ["x"] * 65}, "interfaces"),
+        ({"more": 1}, "more"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_measurement_is_refused(changes: dict[str, Any], where: str) -> None:
     """Strict and bounded; the field is named, the fix is told."""
     with pytest.raises(SandboxError, match="glovebox setup") as problem:

@@ -20,10 +20,14 @@ TABLE = """\
 @pytest.mark.parametrize(
     ("directory", "found"),
     [
-        ("/home/me", ("data", "data/deep", "my disk\\x")), ("/home/me/data", ("deep",)), ("/home/mean", ()),
-        ("/home/m", ()), ("/nowhere", ()), ("/home", ("me/data", "me/data/deep", "me/my disk\\x", "mean")),
+        ("/home/me", ("data", "data/deep", "my disk\\x")),
+        ("/home/me/data", ("deep",)),
+        ("/home/mean", ()),
+        ("/home/m", ()),
+        ("/nowhere", ()),
+        ("/home", ("me/data", "me/data/deep", "me/my disk\\x", "mean")),
     ],
-)  # fmt: skip
+)
 def test_mounts_inside_a_directory_are_found(directory: str, found: tuple[str, ...]) -> None:
     """Below it and not beside it; the directory may itself be one; the kernel's escapes are undone."""
     assert inside(directory, TABLE) == found

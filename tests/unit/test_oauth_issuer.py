@@ -238,10 +238,13 @@ async def test_keys_are_asked_for_from_time_to_time(seconds: str, others: str, m
 
 @pytest.mark.parametrize(
     ("told", "why"),
-    [({"jwks_uri": "http://127.0.0.1:1/jwks"}, "is on this machine"),
-     ({"jwks_uri": "https://localhost/jwks"}, "is on this machine"),
-     ({"jwks_uri": "https://keys.example/jwks"}, "no JWK set"), (None, "no metadata")],
-)  # fmt: skip
+    [
+        ({"jwks_uri": "http://127.0.0.1:1/jwks"}, "is on this machine"),
+        ({"jwks_uri": "https://localhost/jwks"}, "is on this machine"),
+        ({"jwks_uri": "https://keys.example/jwks"}, "no JWK set"),
+        (None, "no metadata"),
+    ],
+)
 async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
     told: dict[str, str] | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,10 +271,12 @@ async def test_an_operator_says_what_tokens_are_for_and_whether_they_tell_their_
         named = TokenAuthority(OAuth(issuer=theirs.url, audiences=("api://glovebox",)), HOSTS, Scopes())
         await named.issuer.fetch()
         for audience, with_names, without in (
-            (HERE, "audience", ""), ("https://glovebox.example", "audience", ""), ("api://glovebox", "", "audience"),
+            (HERE, "audience", ""),
+            ("https://glovebox.example", "audience", ""),
+            ("api://glovebox", "", "audience"),
             (["api://other", "api://glovebox"], "", "audience"),
             ("http://glovebox.example/mcp", "audience", "audience"),
-        ):  # fmt: skip
+        ):
             token = theirs.token(audience)
             assert (await refused(named, token), await refused(ours, token)) == (with_names, without)
 

@@ -13,10 +13,15 @@ def shown(
 ) -> Any:
     """The value of the page job."""
     return page.describe(
-        {"url": "https://docs.example.org/guide/page.html", "status": 200,
-         "headers": {"Content-Type": content_type} if content_type else {},
-         "body": body.encode() if isinstance(body, str) else body, "max_chars": most, "raw": raw},
-    )  # fmt: skip
+        {
+            "url": "https://docs.example.org/guide/page.html",
+            "status": 200,
+            "headers": {"Content-Type": content_type} if content_type else {},
+            "body": body.encode() if isinstance(body, str) else body,
+            "max_chars": most,
+            "raw": raw,
+        }
+    )
 
 
 def text(html: str) -> str:
@@ -86,17 +91,20 @@ def test_controls_do_not_reach_the_reader_and_content_ends_no_block() -> None:
 
 @pytest.mark.parametrize(
     ("body", "content_type", "charset"),
-    [("é".encode(), "text/plain; charset=UTF-8", "utf-8"),
-     ("é".encode("latin-1"), "text/plain; charset=iso-8859-1", "windows-1252"),
-     ("é".encode("utf-16"), "text/plain", "utf-16-le"),
-     (b"\xef\xbb\xbf" + "é".encode(), "text/plain; charset=latin1", "utf-8"),
-     ("é".encode("cp1252"), 'text/plain; charset="windows-1252"', "windows-1252"),
-     (b'<meta charset="windows-1252">' + "é".encode("cp1252"), "text/html", "windows-1252"),
-     (b"<meta http-equiv=x content='text/html; charset=koi8-r'>\xa3", "text/html", "koi8-r"),
-     (b'<?xml version="1.0" encoding="iso-8859-15"?>\xe9', "application/xml", "iso-8859-15"),
-     ("é".encode(), "text/plain; charset=punycode", "utf-8"),
-     ("é".encode(), "text/plain; charset=unicode_escape", "utf-8"), ("é".encode(), "", "utf-8")],
-)  # fmt: skip
+    [
+        ("é".encode(), "text/plain; charset=UTF-8", "utf-8"),
+        ("é".encode("latin-1"), "text/plain; charset=iso-8859-1", "windows-1252"),
+        ("é".encode("utf-16"), "text/plain", "utf-16-le"),
+        (b"\xef\xbb\xbf" + "é".encode(), "text/plain; charset=latin1", "utf-8"),
+        ("é".encode("cp1252"), 'text/plain; charset="windows-1252"', "windows-1252"),
+        (b'<meta charset="windows-1252">' + "é".encode("cp1252"), "text/html", "windows-1252"),
+        (b"<meta http-equiv=x content='text/html; charset=koi8-r'>\xa3", "text/html", "koi8-r"),
+        (b'<?xml version="1.0" encoding="iso-8859-15"?>\xe9', "application/xml", "iso-8859-15"),
+        ("é".encode(), "text/plain; charset=punycode", "utf-8"),
+        ("é".encode(), "text/plain; charset=unicode_escape", "utf-8"),
+        ("é".encode(), "", "utf-8"),
+    ],
+)
 def test_the_encoding_is_found(body: bytes, content_type: str, charset: str) -> None:
     """Mark, header, document, UTF-8, in this order; what is no encoding of the web is not tried."""
     found = shown(body, content_type)

@@ -183,11 +183,15 @@ def test_the_file_that_makes_a_repository_is_never_brought(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "there"),
     [
-        ("d/objects/x", ["d/HEAD"]), ("D/Refs/x", ["d/head"]), ("d/objects", ["d/commondir"]),
-        ("d/config", ["d/HEAD", "d/objects", "d/refs"]), ("d/hooks/pre-commit", ["d/head", "D/OBJECTS", "d/Refs."]),
-        ("d/deep/config.worktree", ["d\\HEAD", "d/commondir"]), ("anything", ["HEAD", "objects", "refs"]),
+        ("d/objects/x", ["d/HEAD"]),
+        ("D/Refs/x", ["d/head"]),
+        ("d/objects", ["d/commondir"]),
+        ("d/config", ["d/HEAD", "d/objects", "d/refs"]),
+        ("d/hooks/pre-commit", ["d/head", "D/OBJECTS", "d/Refs."]),
+        ("d/deep/config.worktree", ["d\\HEAD", "d/commondir"]),
+        ("anything", ["HEAD", "objects", "refs"]),
     ],
-)  # fmt: skip
+)
 def test_where_that_file_lies_the_rest_is_not_brought(name: str, there: list[str]) -> None:
     """And nothing at all where a repository lies, however it is spelled; elsewhere it is (control)."""
     assert "repository" in git.why_not(name, git.layout(there))

@@ -61,13 +61,16 @@ def test_inputs_need_a_profile_that_takes_them() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "wanted"),
-    [({}, ("allow", "allow")), ({"url": "https://docs.python.org.evil.example/"}, ("deny", "network.allow")),
-     ({"url": "https://127.0.0.1/"}, ("deny", "network.allow")),
-     ({"url": "http://docs.python.org:81/"}, ("deny", "network.allow")),
-     ({"url": "not a url"}, ("deny", "network.allow")),
-     ({"url": "https://docs.python.org@evil.example/"}, ("deny", "network.allow")),
-     ({"method": "POST"}, ("deny", "network.allow"))],
-)  # fmt: skip
+    [
+        ({}, ("allow", "allow")),
+        ({"url": "https://docs.python.org.evil.example/"}, ("deny", "network.allow")),
+        ({"url": "https://127.0.0.1/"}, ("deny", "network.allow")),
+        ({"url": "http://docs.python.org:81/"}, ("deny", "network.allow")),
+        ({"url": "not a url"}, ("deny", "network.allow")),
+        ({"url": "https://docs.python.org@evil.example/"}, ("deny", "network.allow")),
+        ({"method": "POST"}, ("deny", "network.allow")),
+    ],
+)
 def test_a_fetch_is_held_against_the_profiles_list(changes: dict[str, Any], wanted: tuple[str, str]) -> None:
     """Before anything starts; the gate decides each connection again."""
     assert rule("fetch_url", {**FETCH, **changes}) == wanted

@@ -113,10 +113,15 @@ def test_each_change_is_judged_and_said() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "direction"),
-    [("", 'denials = "slow"', "narrowing"), ('denials = "slow"', "", "widening"),
-     ("", 'denials = "record"', "neutral"), ('denials = "off"', "", "narrowing"),
-     ("", 'canary = "record"', "widening"), ("", 'canary = "stop"', "neutral")],
-)  # fmt: skip
+    [
+        ("", 'denials = "slow"', "narrowing"),
+        ('denials = "slow"', "", "widening"),
+        ("", 'denials = "record"', "neutral"),
+        ('denials = "off"', "", "narrowing"),
+        ("", 'canary = "record"', "widening"),
+        ("", 'canary = "stop"', "neutral"),
+    ],
+)
 def test_a_watch_rule_is_judged_by_what_it_does_when_nothing_is_said(before: str, after: str, direction: str) -> None:
     """By the rules' own actions: the canary's is to stop, the denials' to record."""
     a, b = (policy(EVERYTHING.replace('denials = "slow"', each)) for each in (before, after))
@@ -169,11 +174,14 @@ def test_a_principal_is_explained_by_its_roles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(("token:a", "--workflow", "relase"), 'there is no workflow "relase". The nearest is "release".'),
-     (("token:a", "--role", "analist"), 'there is no role "analist". The nearest is "analyst".'),
-     (("token:a", "--scope", "x"), 'there is no scope "x". There are: glovebox:analyst.'),
-     (("tokn:a",), "'tokn:a' is no principal"), (("token:*",), "'token:*' is no principal")],
-)  # fmt: skip
+    [
+        (("token:a", "--workflow", "relase"), 'there is no workflow "relase". The nearest is "release".'),
+        (("token:a", "--role", "analist"), 'there is no role "analist". The nearest is "analyst".'),
+        (("token:a", "--scope", "x"), 'there is no scope "x". There are: glovebox:analyst.'),
+        (("tokn:a",), "'tokn:a' is no principal"),
+        (("token:*",), "'token:*' is no principal"),
+    ],
+)
 def test_a_name_that_is_not_there_is_an_error(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     """Otherwise somebody would read what another may do."""
     found = run("explain", *arguments, "--policy", written(tmp_path, READABLE))

@@ -98,9 +98,14 @@ def test_a_table_that_is_not_folded_leaves_out_what_says_nothing(*, terminal: bo
 
 
 ROW = {
-    "time": "2026-11-22 19:47:00", "call": "c_" + "0" * 26, "outcome": "denied: network.address",
-    "tool": "read_workspace_file", "by": "token:team", "client": "An editor", "ms": "12345",
-}  # fmt: skip
+    "time": "2026-11-22 19:47:00",
+    "call": "c_" + "0" * 26,
+    "outcome": "denied: network.address",
+    "tool": "read_workspace_file",
+    "by": "token:team",
+    "client": "An editor",
+    "ms": "12345",
+}
 
 
 def printed_row(row: dict[str, str], *, terminal: bool) -> str:

@@ -166,10 +166,14 @@ def test_each_sandbox_is_a_user_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("mapping", "wanted"),
     [
-        ("         0          0 4294967295\n", True), ("0 100000 65536\n", False),
-        ("0 1000 1\n1 100000 65535\n", False), ("0 0 2000065536\n", True), ("0 0 2000065535\n", False), ("", False),
+        ("         0          0 4294967295\n", True),
+        ("0 100000 65536\n", False),
+        ("0 1000 1\n1 100000 65535\n", False),
+        ("0 0 2000065536\n", True),
+        ("0 0 2000065535\n", False),
+        ("", False),
     ],
-)  # fmt: skip
+)
 def test_users_that_do_not_exist_here_are_not_used(mapping: str, *, wanted: bool) -> None:
     """In a container with its own users there may be only 65,536 of them."""
     assert covers(mapping, HOST_UIDS) is wanted

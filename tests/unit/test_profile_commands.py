@@ -257,14 +257,20 @@ def test_diff_without_a_widening_exits_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        ("{host='a.org'}", "{host='a.org'}, {host='b.org', paths=['/x']}",
-         "now also https://b.org (GET, HEAD; only /x)"),
+        (
+            "{host='a.org'}",
+            "{host='a.org'}, {host='b.org', paths=['/x']}",
+            "now also https://b.org (GET, HEAD; only /x)",
+        ),
         ("{host='a.org'}, {host='b.org'}", "{host='b.org'}", "no longer https://a.org (GET, HEAD)"),
-        ("{host='a.org', ports=[8443]}", "{host='a.org'}",
-         "now also https://a.org (GET, HEAD); no longer https://a.org:8443"),
+        (
+            "{host='a.org', ports=[8443]}",
+            "{host='a.org'}",
+            "now also https://a.org (GET, HEAD); no longer https://a.org:8443",
+        ),
         ("{host='a.org'}", "{host='a.org'}, {host='a.org', paths=['/x']}", "written differently, the same in effect"),
     ],
-)  # fmt: skip
+)
 def test_diff_of_hosts_says_what_came_and_went(tmp_path: Path, before: str, after: str, sentence: str) -> None:
     """Rule by rule, in the words of explain."""
     network = MINIMAL + "[network]\nmode = 'egress'\nallow = [{}]\n"

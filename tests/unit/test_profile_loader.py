@@ -76,8 +76,13 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
         ("[limits.output]\nbytess = 1", 6, "limits.output.bytess", "unknown key", '"limits.output.bytes"'),
         ("[limits]\noutput = { file = 1 }", 6, "limits.output.file", "unknown key", '"limits.output.files"'),
         ("[network]\nalow = []", 6, "network.alow", "unknown key", '"network.allow"'),
-        ("[network]\nmode='egress'\nallow = [\n  { host = 'a.org' },\n  { hots = 'b.org' },\n]", 9,
-         "network.allow[1].hots", "unknown key", '"network.allow.host"'),
+        (
+            "[network]\nmode='egress'\nallow = [\n  { host = 'a.org' },\n  { hots = 'b.org' },\n]",
+            9,
+            "network.allow[1].hots",
+            "unknown key",
+            '"network.allow.host"',
+        ),
         ("[[example]]\ncal = {}\nexpect='allow'", 6, "example[0].cal", "unknown key", '"example.call"'),
         ("[python]\nzzz = 1", 6, "python.zzz", "unknown key", "Valid keys here: environment, start, preload"),
         ("[files]\nworkspace = 'write'", 6, "files.workspace", "not supported by this version", "docs/use/profiles"),
@@ -94,12 +99,27 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
         ("limits = 3", 5, "limits", "must be a table", "[limits]"),
         ("[audit]\nkeep = ['everything']", 6, "audit.keep[0]", "'arguments'", "docs/use/profiles"),
         ("[python]\npreload = ['os; import evil']", 6, "python.preload[0]", "pattern", "docs/use/profiles"),
-        ("[python]\npreload = ['numpy', 'numpy']\nstart = 'warm'", 6, "python.preload", "listed twice",
-         "docs/use/profiles"),
-        ("[python]\npreload = ['numpy']", 6, "python.preload", 'must be empty while start is "cold"',
-         "docs/use/profiles"),
-        (f"{LENT}env = 'A_TOKEN'", 14, "network.credential[0].env", "probe runs no program to find it",
-         "requests of probe get the key unasked"),
+        (
+            "[python]\npreload = ['numpy', 'numpy']\nstart = 'warm'",
+            6,
+            "python.preload",
+            "listed twice",
+            "docs/use/profiles",
+        ),
+        (
+            "[python]\npreload = ['numpy']",
+            6,
+            "python.preload",
+            'must be empty while start is "cold"',
+            "docs/use/profiles",
+        ),
+        (
+            f"{LENT}env = 'A_TOKEN'",
+            14,
+            "network.credential[0].env",
+            "probe runs no program to find it",
+            "requests of probe get the key unasked",
+        ),
         ("[python]\nstart = 'hot'", 6, "python.start", "'cold'", "docs/use/profiles"),
         ("[[example]]\ncall = { at = 1979-05-27 }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),
         ("[[example]]\ncall = { at = nan }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),
@@ -107,11 +127,12 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
         ("[limits]\npids = 9\n[limits]\n", 7, "", "not TOML: Cannot declare ('limits',) twice", "toml.io"),
         ("[limits]\npids = 9\npids = 10", 7, "", "not TOML: Cannot overwrite a value", "toml.io"),
         ("tool = 'other'", 5, "", "not TOML: Cannot overwrite a value", "toml.io"),
-        ("[limits]\npids = ", 6, "", "not TOML", "toml.io"), ("[limits\npids = 9", 5, "", "not TOML", "toml.io"),
+        ("[limits]\npids = ", 6, "", "not TOML", "toml.io"),
+        ("[limits\npids = 9", 5, "", "not TOML", "toml.io"),
         ("x = " + "[" * 40, 5, "x[0][0]", "nested deeper", "flatter"),
         ("a." * 30_000 + "a = 1", 5, "a", "nested deeper", "flatter"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_named_with_line_key_and_hint(extra: str, line: int, key: str, problem: str, hint: str) -> None:
     """The operator can go to the line and fix it; nothing is guessed or dropped."""
     error = refused(MINIMAL + extra + "\n")
@@ -123,14 +144,17 @@ def test_a_mistake_is_named_with_line_key_and_hint(extra: str, line: int, key: s
 
 @pytest.mark.parametrize(
     ("text", "line", "key", "problem"),
-    [("", 1, "tool", "missing"), (MINIMAL.replace('"low"', '"lowest"'), 3, "risk", "'low', 'medium' or 'high'"),
-     (MINIMAL.replace('["bubblewrap"]', "[]"), 4, "isolation", "must not be empty"),
-     (MINIMAL.replace('["bubblewrap"]', '["bwrap"]'), 4, "isolation[0]", "'bubblewrap', 'docker' or 'gvisor'"),
-     (MINIMAL.replace('["bubblewrap"]', '["docker", "docker"]'), 4, "isolation", "listed twice"),
-     (MINIMAL.replace('"probe"', '"../probe"'), 1, "tool", "pattern"),
-     (MINIMAL.replace("A tool", "A \\u202E tool"), 2, "description", "invisible"),
-     (MINIMAL.replace("A tool", "A \\u001b[2J tool"), 2, "description", "control")],
-)  # fmt: skip
+    [
+        ("", 1, "tool", "missing"),
+        (MINIMAL.replace('"low"', '"lowest"'), 3, "risk", "'low', 'medium' or 'high'"),
+        (MINIMAL.replace('["bubblewrap"]', "[]"), 4, "isolation", "must not be empty"),
+        (MINIMAL.replace('["bubblewrap"]', '["bwrap"]'), 4, "isolation[0]", "'bubblewrap', 'docker' or 'gvisor'"),
+        (MINIMAL.replace('["bubblewrap"]', '["docker", "docker"]'), 4, "isolation", "listed twice"),
+        (MINIMAL.replace('"probe"', '"../probe"'), 1, "tool", "pattern"),
+        (MINIMAL.replace("A tool", "A \\u202E tool"), 2, "description", "invisible"),
+        (MINIMAL.replace("A tool", "A \\u001b[2J tool"), 2, "description", "control"),
+    ],
+)
 def test_what_a_profile_must_say_is_checked(text: str, line: int, key: str, problem: str) -> None:
     """Required keys, and the four that cannot be left to a default."""
     error = refused(text)

@@ -62,15 +62,20 @@ def test_only_tools_that_deliver_files_may_give_some_back(tool: str) -> None:
     ("method", "url", "effect"),
     [
         ("GET", "https://docs.python.org/3/library/tomllib.html", "allow"),
-        ("HEAD", "https://pypi.org/simple/numpy/", "allow"), ("GET", "https://pypi.org/pypi/numpy/json", "allow"),
+        ("HEAD", "https://pypi.org/simple/numpy/", "allow"),
+        ("GET", "https://pypi.org/pypi/numpy/json", "allow"),
         ("GET", "https://numpy.org/doc/stable/", "allow"),
         ("GET", "https://modelcontextprotocol.io/specification", "allow"),
-        ("GET", "https://gist.github.com/x/y", "deny"), ("GET", "https://pastebin.com/raw/x", "deny"),
-        ("GET", "https://anything.readthedocs.io/", "deny"), ("GET", "https://evil.numpy.org/", "deny"),
-        ("GET", "https://pypi.org/", "deny"), ("POST", "https://pypi.org/simple/", "deny"),
-        ("GET", "http://docs.python.org/", "deny"), ("GET", "https://docs.python.org:8443/", "deny"),
+        ("GET", "https://gist.github.com/x/y", "deny"),
+        ("GET", "https://pastebin.com/raw/x", "deny"),
+        ("GET", "https://anything.readthedocs.io/", "deny"),
+        ("GET", "https://evil.numpy.org/", "deny"),
+        ("GET", "https://pypi.org/", "deny"),
+        ("POST", "https://pypi.org/simple/", "deny"),
+        ("GET", "http://docs.python.org/", "deny"),
+        ("GET", "https://docs.python.org:8443/", "deny"),
     ],
-)  # fmt: skip
+)
 def test_the_default_list_is_for_reading_documentation(method: str, url: str, effect: str) -> None:
     """Named documentation and indexes over https; no pages that anyone can put up, no other way in."""
     assert decide_url(method, url, PROFILES["fetch_url"].network.allow).effect == effect
@@ -130,8 +135,11 @@ def test_every_question_of_a_reviewer_has_an_answer() -> None:
     """Read, write, reach, spend, asked, runs, recorded, never: each has at least one sentence."""
     titles = [section.title for section in explain(PROFILES["run_python"])]
     assert [title.removeprefix("What it may ").split()[0] for title in titles[1:5]] == [
-        "read", "write", "reach", "spend",
-    ]  # fmt: skip
+        "read",
+        "write",
+        "reach",
+        "spend",
+    ]
     assert titles[-1] == "What it can never do"
     for given in (*PROFILES.values(), profile()):
         assert all(section.sentences for section in explain(given))
@@ -140,21 +148,29 @@ def test_every_question_of_a_reviewer_has_an_answer() -> None:
 @pytest.mark.parametrize(
     ("extra", "sentence"),
     [
-        ("", "Nothing. The sandbox has no network."), ("", "Nothing of the workspace: it is not there."),
-        ("", "It gives no files back."), ("", "A person is asked before every call; without an answer nothing runs."),
+        ("", "Nothing. The sandbox has no network."),
+        ("", "Nothing of the workspace: it is not there."),
+        ("", "It gives no files back."),
+        ("", "A person is asked before every call; without an answer nothing runs."),
         ("approval = 'none'", "Nobody is asked: calls that this profile allows run at once, all others are refused."),
         ("[files]\nworkspace='read'", "Every file in the workspace that the operator serves, at /workspace."),
         ("[files]\noutput=true", "/output, from which at most 1 files and 1 MiB come back."),
-        ("[network]\nmode='egress'\nallow=[{host='a.org', paths=['/x/*'], methods=['GET']}]",
-         "https://a.org (GET; only /x/*)"),
-        ("[network]\nmode='egress'\nallow=[{host='a.org', methods=['CONNECT']}]",
-         "Inside a tunnel (CONNECT) the broker sees neither method nor path nor answer."),
-        ("[network]\nmode='egress'\nallow=[{host='a.org'}]\ntls='inspect'",
-         "The TLS of its programs ends inside the sandbox, so that each request is decided like any."),
+        (
+            "[network]\nmode='egress'\nallow=[{host='a.org', paths=['/x/*'], methods=['GET']}]",
+            "https://a.org (GET; only /x/*)",
+        ),
+        (
+            "[network]\nmode='egress'\nallow=[{host='a.org', methods=['CONNECT']}]",
+            "Inside a tunnel (CONNECT) the broker sees neither method nor path nor answer.",
+        ),
+        (
+            "[network]\nmode='egress'\nallow=[{host='a.org'}]\ntls='inspect'",
+            "The TLS of its programs ends inside the sandbox, so that each request is decided like any.",
+        ),
         ("[audit]\nkeep=['arguments']", "In full: arguments. The rest by digest and size."),
         ("[limits]\nenforce='any'", "Limits hold for the sandbox as a whole where the host can"),
     ],
-)  # fmt: skip
+)
 def test_an_explanation_says_it_in_words(extra: str, sentence: str) -> None:
     """The sentence follows the key."""
     assert sentence in render(explain(profile(extra + "\n")))

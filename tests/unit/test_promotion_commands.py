@@ -99,11 +99,16 @@ def test_without_a_terminal_it_shows_and_changes_nothing(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("before", "shown"),
-    [(b"a,1", ["-a,1", "\\ No newline at end of file", "+a,1"]), (b"a,1\r\n", ["-a,1⟪U+000D⟫", "+a,1"]),
-     (b"a,1\x0c", ["-a,1⟪U+000C⟫", "\\ No newline at end of file", "+a,1"]), (b"a,1\\x0c\n", [r"-a,1\x0c", "+a,1"]),
-     (b"a,1\x0b\n", ["-a,1⟪U+000B⟫", "+a,1"]), (b"a\r1\n", ["-a⟪U+000D⟫1", "+a,1"]),
-     ("a,1\u2028\n".encode(), ["-a,1⟪U+2028⟫", "+a,1"])],
-)  # fmt: skip
+    [
+        (b"a,1", ["-a,1", "\\ No newline at end of file", "+a,1"]),
+        (b"a,1\r\n", ["-a,1⟪U+000D⟫", "+a,1"]),
+        (b"a,1\x0c", ["-a,1⟪U+000C⟫", "\\ No newline at end of file", "+a,1"]),
+        (b"a,1\\x0c\n", [r"-a,1\x0c", "+a,1"]),
+        (b"a,1\x0b\n", ["-a,1⟪U+000B⟫", "+a,1"]),
+        (b"a\r1\n", ["-a⟪U+000D⟫1", "+a,1"]),
+        ("a,1\u2028\n".encode(), ["-a,1⟪U+2028⟫", "+a,1"]),
+    ],
+)
 def test_a_difference_that_few_programs_show_is_shown(place: Path, before: bytes, shown: list[str]) -> None:
     """Only a line feed ends a line; whatever else some readers end one at is in it, as an escape."""
     (place / "reports/a.csv").write_bytes(before)
@@ -259,10 +264,14 @@ def test_a_person_at_a_terminal_is_asked(place: Path, keys: str, status: int) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 @pytest.mark.parametrize(
     ("disk", "options", "told"),
-    [("reports", "size=8k", "No space left on device"), ("reports", "ro", "Read-only file system"),
-     ("state/promotions", "size=16k,nr_inodes=1,mode=700", "No space left on device"), ("reports", "size=1m", "")],
+    [
+        ("reports", "size=8k", "No space left on device"),
+        ("reports", "ro", "Read-only file system"),
+        ("state/promotions", "size=16k,nr_inodes=1,mode=700", "No space left on device"),
+        ("reports", "size=1m", ""),
+    ],
     ids=["full", "read-only", "full journal", "control"],
-)  # fmt: skip
+)
 def test_a_disk_that_takes_nothing_is_named(place: Path, disk: str, options: str, told: str) -> None:
     """A real one, mounted over the folder or the journal: nothing is changed there; the control has room."""
     # The full folder has room for two of the three files.
@@ -296,9 +305,13 @@ def test_what_the_system_refuses_of_a_proposal_is_told_without_paths(
     settings = Settings(state_dir=place / "state", profiles_dir=place / "config/profiles")
     proposals = Proposals(settings=settings, audit=None, into=lambda: {"reports": str(place / "reports")})  # type: ignore[arg-type]  # nothing is recorded
     call = ToolCall(
-        id="c_" + "0" * 26, principal=Principal(id="local:0", transport="cli"), session=None, tool="propose_changes",
-        arguments={"inputs": (uri,), "into": "reports", "apply": False}, received=datetime.now(UTC),
-    )  # fmt: skip
+        id="c_" + "0" * 26,
+        principal=Principal(id="local:0", transport="cli"),
+        session=None,
+        tool="propose_changes",
+        arguments={"inputs": (uri,), "into": "reports", "apply": False},
+        received=datetime.now(UTC),
+    )
 
     def look(_: TargetFolder, name: str) -> None:
         raise OSError(number, os.strerror(number), str(place / "reports" / name))

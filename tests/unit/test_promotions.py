@@ -171,11 +171,14 @@ def fifo(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage", "told"),
-    [("deep", link, "is a link, or no folder"),
-     ("deep", lambda path: path.write_bytes(b""), "is a link, or no folder"),
-     ("changed.txt", linked_file, "is a link, or no plain file"), ("changed.txt", named_twice, "has other names"),
-     ("changed.txt", fifo, "no plain file")],
-)  # fmt: skip
+    [
+        ("deep", link, "is a link, or no folder"),
+        ("deep", lambda path: path.write_bytes(b""), "is a link, or no folder"),
+        ("changed.txt", linked_file, "is a link, or no plain file"),
+        ("changed.txt", named_twice, "has other names"),
+        ("changed.txt", fifo, "no plain file"),
+    ],
+)
 def test_a_way_through_anything_but_folders_is_refused(
     place: Place, name: str, damage: Callable[[Path], None], told: str
 ) -> None:

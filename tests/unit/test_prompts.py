@@ -45,10 +45,13 @@ async def test_what_is_filled_in_stays_one_value(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "given", "said"),
-    [("nothing", {}, "Unknown prompt"), ("analyse_file", {}, "needs the argument path"),
-     ("analyse_file", {"path": "a", "code": "b"}, "and not 'code'"),
-     ("analyse_file", {"path": "a" * 4097}, "at most 4096 characters")],
-)  # fmt: skip
+    [
+        ("nothing", {}, "Unknown prompt"),
+        ("analyse_file", {}, "needs the argument path"),
+        ("analyse_file", {"path": "a", "code": "b"}, "and not 'code'"),
+        ("analyse_file", {"path": "a" * 4097}, "at most 4096 characters"),
+    ],
+)
 async def test_what_is_wrong_with_a_prompt_is_said(name: str, given: dict[str, str], said: str) -> None:
     """An error with the name of what is wrong."""
     with pytest.raises(MCPError, match=said):

@@ -60,9 +60,13 @@ class Dummy:
 def a_case(identity: str, **more: object) -> Case:
     """A program that prints, in area ``area``."""
     fields = {
-        "id": identity, "area": "area", "claim": "X.", "seeds": ("F1",), "proves": ("GB-FILE-1",),
+        "id": identity,
+        "area": "area",
+        "claim": "X.",
+        "seeds": ("F1",),
+        "proves": ("GB-FILE-1",),
         "control": Control(),
-    }  # fmt: skip
+    }
     return Case.model_validate({**fields, "program": "print(1)", **more})
 
 
@@ -185,9 +189,12 @@ GONE = replace(CAPABILITIES, driver="docker", missing=(Missing(what="no Engine",
 
 @pytest.mark.parametrize(
     ("found", "names", "code"),
-    [({"bubblewrap": CAPABILITIES, "docker": GONE}, (), OK),
-     ({"bubblewrap": CAPABILITIES, "docker": GONE}, ("docker",), UNAVAILABLE), ({"docker": GONE}, (), UNAVAILABLE)],
-)  # fmt: skip
+    [
+        ({"bubblewrap": CAPABILITIES, "docker": GONE}, (), OK),
+        ({"bubblewrap": CAPABILITIES, "docker": GONE}, ("docker",), UNAVAILABLE),
+        ({"docker": GONE}, (), UNAVAILABLE),
+    ],
+)
 def test_a_gate_is_told_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     judged: dict[str, tuple[str, ...] | Exception],

@@ -140,11 +140,15 @@ async def test_a_receipt_of_another_key_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "not a DSSE envelope"), (b"[]", "not a DSSE envelope"),
-     (b'{"payload":"","payloadType":"x","signatures":[]}', "not a DSSE envelope"),
-     (b'{"payload":"","payloadType":"x","signatures":[{"keyid":"","sig":""}]}', "payload is not application/vnd"),
-     (b"[" * 100_000, "not a DSSE envelope"), (b" " * (dsse.MAX_BYTES + 1), "longer than")],
-)  # fmt: skip
+    [
+        (b"", "not a DSSE envelope"),
+        (b"[]", "not a DSSE envelope"),
+        (b'{"payload":"","payloadType":"x","signatures":[]}', "not a DSSE envelope"),
+        (b'{"payload":"","payloadType":"x","signatures":[{"keyid":"","sig":""}]}', "payload is not application/vnd"),
+        (b"[" * 100_000, "not a DSSE envelope"),
+        (b" " * (dsse.MAX_BYTES + 1), "longer than"),
+    ],
+)
 def test_what_is_no_receipt_is_refused(content: bytes, reason: str) -> None:
     """Whatever the bytes are."""
     with pytest.raises(EvidenceError, match=reason):
@@ -250,12 +254,16 @@ async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Pa
 @pytest.mark.parametrize(
     ("last", "outcome"),
     [
-        (CallFailed(call_id=CALL_ID, error="SandboxError", reason="it died", elapsed_ms=1.5),
-         {"kind": "call.failed", "error": "SandboxError", "reason": "it died", "elapsed_ms": 1.5}),
-        (CallCancelled(call_id=CALL_ID, by="client", elapsed_ms=2.5),
-         {"kind": "call.cancelled", "by": "client", "elapsed_ms": 2.5}),
+        (
+            CallFailed(call_id=CALL_ID, error="SandboxError", reason="it died", elapsed_ms=1.5),
+            {"kind": "call.failed", "error": "SandboxError", "reason": "it died", "elapsed_ms": 1.5},
+        ),
+        (
+            CallCancelled(call_id=CALL_ID, by="client", elapsed_ms=2.5),
+            {"kind": "call.cancelled", "by": "client", "elapsed_ms": 2.5},
+        ),
     ],
-)  # fmt: skip
+)
 async def test_calls_that_do_not_finish_have_one_too(
     last: CallFailed | CallCancelled, outcome: dict[str, Any], tmp_path: Path
 ) -> None:

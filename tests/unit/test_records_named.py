@@ -31,9 +31,16 @@ async def test_every_record_of_a_call_names_tool_principal_and_client(tmp_path: 
         await recorder.record(journal.decided(call, ALLOWED, keep_arguments=False))
         await recorder.record(draft(STARTED))
         await recorder.record(
-            EgressDecided(call_id=CALL_ID, scheme="https", host="docs.python.org", port=443, asked_digest=DIGEST,
-                effect="deny", rule="egress.path"),
-        )  # fmt: skip
+            EgressDecided(
+                call_id=CALL_ID,
+                scheme="https",
+                host="docs.python.org",
+                port=443,
+                asked_digest=DIGEST,
+                effect="deny",
+                rule="egress.path",
+            )
+        )
         await recorder.record(ArtifactRefused(call_id=CALL_ID, name="x", reason="no UTF-8"))
         await recorder.finish(CallCancelled(call_id=CALL_ID, by="client", elapsed_ms=1.0))
         await harness.audit.append(finished("c_control"))

@@ -82,13 +82,22 @@ def test_a_copy_of_a_picture_that_was_left_out_is_no_other_pictures() -> None:
 @pytest.mark.parametrize(
     ("data", "about"),
     [
-        (png(20, 10), {"media_type": "image/jpeg"}), (png(MAX_EDGE + 1, 10), {}), (png(0, 10), {}),
-        (png(20, 10, MAX_BYTES + 1), {}), (PNG, {}), (b"", {}), (png(20, 10), {"reason": "and a reason"}),
-        (png(20, 10), {"name": "\x1b[2J"}), (png(20, 10), {"name": "x" * 513}), (png(20, 10), {"of": [0, 10]}),
-        (png(20, 10), {"of": [1 << 40, 10]}), (png(20, 10), {"of": ["1", 10]}), (png(20, 10), {"more": 1}),
+        (png(20, 10), {"media_type": "image/jpeg"}),
+        (png(MAX_EDGE + 1, 10), {}),
+        (png(0, 10), {}),
+        (png(20, 10, MAX_BYTES + 1), {}),
+        (PNG, {}),
+        (b"", {}),
+        (png(20, 10), {"reason": "and a reason"}),
+        (png(20, 10), {"name": "\x1b[2J"}),
+        (png(20, 10), {"name": "x" * 513}),
+        (png(20, 10), {"of": [0, 10]}),
+        (png(20, 10), {"of": [1 << 40, 10]}),
+        (png(20, 10), {"of": ["1", 10]}),
+        (png(20, 10), {"more": 1}),
         (png(20, 10), {"name": 1}),
     ],
-)  # fmt: skip
+)
 def test_a_copy_that_is_none_is_left_out(data: bytes, about: dict[str, Any]) -> None:
     """Of another type, larger than clients take, or described in other words. Control: the same in order."""
     said = {"name": "a.png", "media_type": "image/png", "of": [2000, 1000]}

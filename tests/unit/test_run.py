@@ -24,10 +24,13 @@ LIMITS = Limits(
     output_files=8, stream_bytes=2**14,
 )  # fmt: skip
 PLAN = Plan(
-    driver="fake", level="namespaces", spec=SandboxSpec(limits=LIMITS), action={},
+    driver="fake",
+    level="namespaces",
+    spec=SandboxSpec(limits=LIMITS),
+    action={},
     expected=Expected(uid=65532, interfaces=("lo",), writable=(), mounts=(), namespaces=()),
     rlimits=("memory_bytes",),
-)  # fmt: skip
+)
 JOB = Job(kind="python", payload={"code": "1"})
 OOM = SandboxStats(out_of_memory=True)
 QUIET = SandboxStats()

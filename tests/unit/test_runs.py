@@ -23,10 +23,17 @@ ID = re.compile(r"r_[0-9a-hjkmnp-tv-z]{26}")
 def test_a_run_is_one_session_or_one_client_of_one_principal() -> None:
     """The same each time it is asked, and no other's."""
     ids = [
-        RUNS.of_session("token:a", "s1"), RUNS.of_session("token:a", "s2"), RUNS.of_session("token:b", "s1"),
-        RUNS.of_client("token:a", "s1"), RUNS.of_client("token:as", "1"), RUNS.of_client("token:a", None),
-        RUNS.of_client("token:b", None), Runs(b"o" * 32).of_session("token:a", "s1"), RUNS.new(), RUNS.new(),
-    ]  # fmt: skip
+        RUNS.of_session("token:a", "s1"),
+        RUNS.of_session("token:a", "s2"),
+        RUNS.of_session("token:b", "s1"),
+        RUNS.of_client("token:a", "s1"),
+        RUNS.of_client("token:as", "1"),
+        RUNS.of_client("token:a", None),
+        RUNS.of_client("token:b", None),
+        Runs(b"o" * 32).of_session("token:a", "s1"),
+        RUNS.new(),
+        RUNS.new(),
+    ]
     assert len(set(ids)) == len(ids)
     assert all(ID.fullmatch(each) for each in ids)
     assert RUNS.of_session("token:a", "s1") == ids[0]

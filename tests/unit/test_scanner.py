@@ -173,11 +173,15 @@ def test_what_does_not_act_is_left_alone(name: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"<" * 1_000_000, b"<a " * 300_000, b"%PDF-" + b"stream\n" * 300_000, streamed(b"\0" * 50_000_000),
-        b"j a v a s " * 100_000, b"url(" * 300_000,
+        b"<" * 1_000_000,
+        b"<a " * 300_000,
+        b"%PDF-" + b"stream\n" * 300_000,
+        streamed(b"\0" * 50_000_000),
+        b"j a v a s " * 100_000,
+        b"url(" * 300_000,
     ],
     ids=range(6),
-)  # fmt: skip
+)
 def test_no_file_keeps_it_busy(data: bytes) -> None:
     """Beside this a call's own limits end it."""
     begun = time.process_time()

@@ -100,15 +100,19 @@ def test_what_is_disguised_is_found(name: str, data: bytes, told: str) -> None:
         ("a.pdf", pdf(f"/Subtype /Image {PREDICTED}", zlib.compress(b"\2x"))),
         ("a.docx", zipped({TYPES: b"<Types/>", "word/media/a.bin2": b"\0\1 DDE \2"})),
         ("a.docx", zipped({TYPES: b"<Types/>", "word/d.xml": b"<t>gh</t><t>p_and so on</t>"})),
-        ("a.xml", WORD + b"w:macrosPresent='no'>"), ("a.fodt", OPEN + b"<s l:href='Pictures/x.png'>"),
+        ("a.xml", WORD + b"w:macrosPresent='no'>"),
+        ("a.fodt", OPEN + b"<s l:href='Pictures/x.png'>"),
         ("a.eml", MAIL + BASE64 + base64.b64encode(b"<p>Hello</p>")),
-        ("a.patch",
-         b"From 0123 Mon Sep 17\nMIME-Version: 1.0\nContent-Transfer-Encoding: 8bit\n\ndiff --git a/x b/x\n"),
-        ("a.csv", b"0707012345,Anna\n0707023456,Bo\n"), ("a.txt", b"LZIP is a program"),
+        (
+            "a.patch",
+            b"From 0123 Mon Sep 17\nMIME-Version: 1.0\nContent-Transfer-Encoding: 8bit\n\ndiff --git a/x b/x\n",
+        ),
+        ("a.csv", b"0707012345,Anna\n0707023456,Bo\n"),
+        ("a.txt", b"LZIP is a program"),
         ("a.txt", "ghp_example".encode("utf-16")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_what_only_looks_like_it_is_left_alone(name: str, data: bytes) -> None:
     """Near misses."""
     assert scan(data, name) == []

@@ -168,24 +168,30 @@ def test_what_lies_inside_is_found(name: str, data: bytes, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("a.txt.gz", gzip.compress(b"plain")),
-     ("a.docx", zipped({TYPES: b"<Types/>", "_rels/.rels": b"<r/>", "word/document.xml": b"<w:object r:id='on'/>"})),
-     ("a.docx", zipped({TYPES: b"<Types/>", "word/media/a.png": png(), "docProps/thumbnail.jpeg": jpeg()})),
-     ("a.pdf", pdf("/Filter /ASCII85Decode", base64.a85encode(b"q 1 0 0 1 0 0 cm Q") + b"~>")),
-     ("a.pdf", pdf("/Subtype /Image /Filter /DCTDecode", jpeg())),
-     ("a.pdf", pdf("/Subtype /Image /Filter [/A85 /DCT]", base64.a85encode(jpeg()) + b"~>")),
-     ("a.pdf", pdf("/Type /XRef /Filter /FlateDecode /DecodeParms << /Predictor 12 >>", zlib.compress(b"\2x"))),
-     ("a.pdf", pdf("/Filter /FlateDecode /DecodeParms << /Predictor 1 >>", zlib.compress(b"x"))),
-     ("a.csv", b"ID;Price;E\nC;100;EUR\nE;2;3\n"), ("a.csv", b"ID,name\n1,x\n"),
-     ("a.slk", b'ID;PWXL;N;E\nC;X1;Y1;K"text"\nE\n'), ("a.txt", b"WEB\n2\n"),
-     ("a.html", b"<a href=x title='shopping = fun'><p>ping = 3"),
-     ("a.patch", b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"), ("a.png", png()),
-     ("a.png", png(chunk(b"pHYs", bytes(9)), chunk(b"gAMA", bytes(4)), chunk(b"tIME", bytes(7)))),
-     ("a.png", png(chunk(b"tEXt", b"Software\0Matplotlib version3.9.2, https://matplotlib.org/"))),
-     ("a.jpg", jpeg(segment(0xE2, b"ICC_PROFILE\0\1\1x"), segment(0xEE, b"Adobe\0d"), segment(0xDB, bytes(65)))),
-     ("a.gif", gif(b"!\xf9\4\0\0\0\0\0", b"!\xff\x0bNETSCAPE2.0\3\1\0\0\0")), ("a.webp", webp((b"ICCP", b"abc")))],
+    [
+        ("a.txt.gz", gzip.compress(b"plain")),
+        ("a.docx", zipped({TYPES: b"<Types/>", "_rels/.rels": b"<r/>", "word/document.xml": b"<w:object r:id='on'/>"})),
+        ("a.docx", zipped({TYPES: b"<Types/>", "word/media/a.png": png(), "docProps/thumbnail.jpeg": jpeg()})),
+        ("a.pdf", pdf("/Filter /ASCII85Decode", base64.a85encode(b"q 1 0 0 1 0 0 cm Q") + b"~>")),
+        ("a.pdf", pdf("/Subtype /Image /Filter /DCTDecode", jpeg())),
+        ("a.pdf", pdf("/Subtype /Image /Filter [/A85 /DCT]", base64.a85encode(jpeg()) + b"~>")),
+        ("a.pdf", pdf("/Type /XRef /Filter /FlateDecode /DecodeParms << /Predictor 12 >>", zlib.compress(b"\2x"))),
+        ("a.pdf", pdf("/Filter /FlateDecode /DecodeParms << /Predictor 1 >>", zlib.compress(b"x"))),
+        ("a.csv", b"ID;Price;E\nC;100;EUR\nE;2;3\n"),
+        ("a.csv", b"ID,name\n1,x\n"),
+        ("a.slk", b'ID;PWXL;N;E\nC;X1;Y1;K"text"\nE\n'),
+        ("a.txt", b"WEB\n2\n"),
+        ("a.html", b"<a href=x title='shopping = fun'><p>ping = 3"),
+        ("a.patch", b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"),
+        ("a.png", png()),
+        ("a.png", png(chunk(b"pHYs", bytes(9)), chunk(b"gAMA", bytes(4)), chunk(b"tIME", bytes(7)))),
+        ("a.png", png(chunk(b"tEXt", b"Software\0Matplotlib version3.9.2, https://matplotlib.org/"))),
+        ("a.jpg", jpeg(segment(0xE2, b"ICC_PROFILE\0\1\1x"), segment(0xEE, b"Adobe\0d"), segment(0xDB, bytes(65)))),
+        ("a.gif", gif(b"!\xf9\4\0\0\0\0\0", b"!\xff\x0bNETSCAPE2.0\3\1\0\0\0")),
+        ("a.webp", webp((b"ICCP", b"abc"))),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_what_is_ordinary_is_left_alone(name: str, data: bytes) -> None:
     """Near misses: what looks like it, and is what honest programs write."""
     assert scan(data, name) == []
@@ -235,14 +241,19 @@ def test_what_leads_round_or_follows_the_end_costs_little(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [gzip.compress(bytes(200 << 20), 1), bz2.compress(bytes(200 << 20), 1), lzma.compress(bytes(200 << 20), preset=0),
-     zipped({f"{number}.zip": zipped({"x": bytes(20 << 20)}) for number in range(40)}),
-     zipped({f"{number}.gz": gzip.compress(bytes(4 << 20)) for number in range(40)}), binary_patch(bytes(64 << 20)),
-     png(chunk(b"zTXt", b"c\0\0" + zlib.compress(bytes(64 << 20)))),
-     pdf("/Filter [/Fl /Fl]", zlib.compress(zlib.compress(bytes(100 << 20)))),
-     b"".join(pdf("/Filter /A85", b"z" * 100_000 + b"~>") for _ in range(120))],
+    [
+        gzip.compress(bytes(200 << 20), 1),
+        bz2.compress(bytes(200 << 20), 1),
+        lzma.compress(bytes(200 << 20), preset=0),
+        zipped({f"{number}.zip": zipped({"x": bytes(20 << 20)}) for number in range(40)}),
+        zipped({f"{number}.gz": gzip.compress(bytes(4 << 20)) for number in range(40)}),
+        binary_patch(bytes(64 << 20)),
+        png(chunk(b"zTXt", b"c\0\0" + zlib.compress(bytes(64 << 20)))),
+        pdf("/Filter [/Fl /Fl]", zlib.compress(zlib.compress(bytes(100 << 20)))),
+        b"".join(pdf("/Filter /A85", b"z" * 100_000 + b"~>") for _ in range(120)),
+    ],
     ids=["gz", "bz2", "xz", "zips", "gzs", "patch", "png", "pdf", "pdfs"],
-)  # fmt: skip
+)
 def test_a_bomb_costs_no_more_than_the_bound(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is packed, so much is unpacked of it, and the rest is told."""
     purses: list[budget.ScanBudget] = []

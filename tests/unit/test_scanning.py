@@ -86,10 +86,14 @@ async def told(scene: Scene) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("printed", "reads"),
-    [(["markup: a script"], ["markup: a script"]), ([], []),
-     (["a\nb\x1b[2J\u202ec", 7], ["a⟪U+000A⟫b⟪U+001B⟫[2J⟪U+202E⟫c", "7"]), (["x" * 1000] * 100, ["x" * 300] * 54)],
+    [
+        (["markup: a script"], ["markup: a script"]),
+        ([], []),
+        (["a\nb\x1b[2J\u202ec", 7], ["a⟪U+000A⟫b⟪U+001B⟫[2J⟪U+202E⟫c", "7"]),
+        (["x" * 1000] * 100, ["x" * 300] * 54),
+    ],
     ids=["one", "none", "hostile", "many"],
-)  # fmt: skip
+)
 async def test_of_findings_only_the_form_is_believed(
     printed: list[Any], reads: list[str], scene: Scene, tmp_path: Path
 ) -> None:
@@ -212,10 +216,13 @@ async def test_a_proposal_shows_what_was_found_and_what_was_not_looked_into() ->
     audit = Recorder()
     found = await proposed(audit)
     assert found.shown.splitlines()[1:] == [
-        "  a.html: 14 findings", *["  ! found: markup: a script"] * 12, "  ! and 2 more, which are on record",
-        "  ! b⟪U+202E⟫.csv was NOT scanned: the scanner failed on it", "  c.csv: nothing was found",
+        "  a.html: 14 findings",
+        *["  ! found: markup: a script"] * 12,
+        "  ! and 2 more, which are on record",
+        "  ! b⟪U+202E⟫.csv was NOT scanned: the scanner failed on it",
+        "  c.csv: nothing was found",
         "what would change",
-    ]  # fmt: skip
+    ]
     assert [(each.kind, each.uri, each.not_scanned) for each in audit.events] == [
         ("proposal.scanned", "artifact://1", None),
         ("proposal.scanned", "artifact://2", "the scanner failed on it"),

@@ -89,11 +89,15 @@ def _unknown_errno(data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("edit", "reason"),
-    [(_allow_bpf, "allowed and refused at once"), (_allow_clone_plainly, "with and without conditions"),
-     (_impossible_value, "outside its mask"), (_one_argument_twice, "two conditions on one argument"),
-     (_allow_twice, "allowed twice"),
-     (_refuse_what_is_allowed, "'record-locks' and 'descriptor-commands' both answer for fcntl")],
-)  # fmt: skip
+    [
+        (_allow_bpf, "allowed and refused at once"),
+        (_allow_clone_plainly, "with and without conditions"),
+        (_impossible_value, "outside its mask"),
+        (_one_argument_twice, "two conditions on one argument"),
+        (_allow_twice, "allowed twice"),
+        (_refuse_what_is_allowed, "'record-locks' and 'descriptor-commands' both answer for fcntl"),
+    ],
+)
 def test_a_policy_that_contradicts_itself_is_found(edit: Edit, reason: str) -> None:
     """A slip in the file is named, never a wider filter. Control: the packaged file says one thing."""
     assert re.search(reason, "; ".join(contradictions(parse(_edited(edit)))))
@@ -137,9 +141,13 @@ def _apart(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> bool:
 
 @pytest.mark.parametrize(
     ("edit", "reason"),
-    [(_misspell, r"wehn\n  Extra inputs"), (_no_reason, r"why\n  Field required"),
-     (_empty_condition, "at least 1 item"), (_unknown_errno, "no errno name")],
-)  # fmt: skip
+    [
+        (_misspell, r"wehn\n  Extra inputs"),
+        (_no_reason, r"why\n  Field required"),
+        (_empty_condition, "at least 1 item"),
+        (_unknown_errno, "no errno name"),
+    ],
+)
 def test_a_policy_that_is_not_in_form_is_refused(edit: Edit, reason: str) -> None:
     """A slip in the file is an error that names it. Control: the unedited file parses."""
     with pytest.raises(ValueError, match=reason):
@@ -234,14 +242,21 @@ def test_reviewers_have_every_rule_and_call() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"\xff", b"[]", b"[" * 100_000, b"1" * 5_000, json.dumps({**json.loads(source()), "allow": 1}).encode(),
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b"1" * 5_000,
+        json.dumps({**json.loads(source()), "allow": 1}).encode(),
         json.dumps({**json.loads(source()), "architectures": "x86_64"}).encode(),
         json.dumps({**json.loads(source()), "otherwise": {}}).encode(),
-        source().replace(b'"argument": 0', b'"argument": 6'), source().replace(b'"argument": 0', b'"argument": true'),
-        source().replace(b'"0x7e020000"', b'"0x1ffffffffffffffff"'), source().replace(b'"0x7e020000"', b'"-1"'),
+        source().replace(b'"argument": 0', b'"argument": 6'),
+        source().replace(b'"argument": 0', b'"argument": true'),
+        source().replace(b'"0x7e020000"', b'"0x1ffffffffffffffff"'),
+        source().replace(b'"0x7e020000"', b'"-1"'),
     ],
     ids=lambda content: repr(content[:12]),
-)  # fmt: skip
+)
 def test_whatever_is_no_policy_is_refused_as_one(content: bytes) -> None:
     """Found by fuzzing: other exceptions, and policies with letters for names or with numbers no kernel takes."""
     with pytest.raises(ValueError, match=r"policy\.json"):

@@ -99,17 +99,20 @@ def swap(fields: Any) -> None:
 
 LIES: dict[str, tuple[Any, str]] = {
     "another call": (lambda x: x.update(id="c_2"), "record 1 of segment 1: it is another call's"),
-    "another place": (lambda x: record(x).update(index=record(x)["index"] + 1),
-                      "record 1 of segment 1: its path does"),
+    "another place": (lambda x: record(x).update(index=record(x)["index"] + 1), "record 1 of segment 1: its path does"),
     "a place beyond": (lambda x: record(x).update(index=1000), "record 1 of segment 1: its path does not lead"),
     "a negative place": (lambda x: record(x).update(index=-1), "record 1 of segment 1: its path does not lead"),
     "a shorter path": (lambda x: record(x)["path"].pop(), "record 1 of segment 1: its path does not lead"),
     "a longer path": (lambda x: record(x)["path"].append("00" * 32), "record 1 of segment 1: its path does not lead"),
     "a short node": (lambda x: record(x)["path"].__setitem__(0, "00"), "its fields: segments.0.records.0.path.0"),
-    "a node in capitals": (lambda x: record(x)["path"].__setitem__(0, record(x)["path"][0].upper()),
-                           "its fields: segments.0.records.0.path.0"),
-    "another record": (lambda x: record(x, 1).update(record=record(x, 1)["record"].replace("12.5", "99.5")),
-                       "record 2 of segment 1: its path does not lead"),
+    "a node in capitals": (
+        lambda x: record(x)["path"].__setitem__(0, record(x)["path"][0].upper()),
+        "its fields: segments.0.records.0.path.0",
+    ),
+    "another record": (
+        lambda x: record(x, 1).update(record=record(x, 1)["record"].replace("12.5", "99.5")),
+        "record 2 of segment 1: its path does not lead",
+    ),
     "no record": (lambda x: x["segments"][0].update(records=[]), "segment 1 has 2 of its records, and the bundle 0"),
     "no segment": (lambda x: x.update(segments=[]), "it has no record of call c_0"),
     "a key more": (lambda x: x.update(more=1), "does not have its fields"),
@@ -120,7 +123,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "no seal": (lambda x: x["segments"][0].update(seal=None), "its fields: segments.0.seal"),
     "another type": (lambda x: x.update(type="x"), "does not have its fields"),
     "a newer type": (lambda x: x.update(type=evidence.TYPE[:-1] + "2"), "made by a newer Glovebox"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -57,11 +57,14 @@ def test_what_cannot_be_known_is_counted_and_not_guessed(tmp_path: Path) -> None
     text = (SHIPPED / "run_python.toml").read_text()
     call = decided("c_1")
     code, found = simulated(
-        tmp_path, text, call, replace(call, call_id="c_2", profile_digest=digest(PROFILE)),
+        tmp_path,
+        text,
+        call,
+        replace(call, call_id="c_2", profile_digest=digest(PROFILE)),
         replace(call, call_id="c_3", effect="deny", rule="role.tools", arguments=CODE),
         replace(call, call_id="c_4", grants=("host:a.org:443 (a_1)",), arguments=CODE),
         replace(call, call_id="c_5", arguments=CODE, redacted={"GitHub token": 1}),
-    )  # fmt: skip
+    )
     assert (code, found["same"], found["unknown"], found["elsewhere"]) == (OK, 1, {"run_python": 2}, 2)
 
 

@@ -39,14 +39,23 @@ def test_a_call_with_one_end_is_fine(found: list[Record], end: str) -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        [], records("call.decided"), records("call.decided", "sandbox.started"), records("call.decided", *FINISHED),
-        records(*FINISHED, *FINISHED[2:]), records(*FINISHED[:3]), records(*FINISHED[1:]),
-        [*records(*FINISHED), *records(*FINISHED, call="c_2")], records(*FINISHED, rule="limits.wall_seconds"),
-        records("call.decided", rule="repeat.failing"), records("call.decided", "call.lost"),
-        records("call.decided", "call.lost", "receipt.signed"), records("call.decided", "call.lost", "call.lost"),
-        records(*FINISHED, "call.lost"), records("call.decided", "call.lost", *FINISHED[2:]),
+        [],
+        records("call.decided"),
+        records("call.decided", "sandbox.started"),
+        records("call.decided", *FINISHED),
+        records(*FINISHED, *FINISHED[2:]),
+        records(*FINISHED[:3]),
+        records(*FINISHED[1:]),
+        [*records(*FINISHED), *records(*FINISHED, call="c_2")],
+        records(*FINISHED, rule="limits.wall_seconds"),
+        records("call.decided", rule="repeat.failing"),
+        records("call.decided", "call.lost"),
+        records("call.decided", "call.lost", "receipt.signed"),
+        records("call.decided", "call.lost", "call.lost"),
+        records(*FINISHED, "call.lost"),
+        records("call.decided", "call.lost", *FINISHED[2:]),
     ],
-)  # fmt: skip
+)
 def test_no_end_two_ends_and_two_records_of_one_call_are_problems(found: list[Record]) -> None:
     """Whatever is not exactly one call."""
     assert accounted(found, {"number = 1\n": "200"}, ()).problems

@@ -60,9 +60,14 @@ def test_a_state_directory_of_others_is_refused(name: str, tmp_path: Path, *, li
 
 @pytest.mark.parametrize(
     "command",
-    [("receipt", "key"), ("client-config", "--transport", "http", "--token", "x"), ("call", "x"), ("serve",),
-     ("clean", "--dry-run")],
-)  # fmt: skip
+    [
+        ("receipt", "key"),
+        ("client-config", "--transport", "http", "--token", "x"),
+        ("call", "x"),
+        ("serve",),
+        ("clean", "--dry-run"),
+    ],
+)
 def test_whatever_keeps_something_there_makes_and_checks_it(command: tuple[str, ...], tmp_path: Path) -> None:
     """Whichever command comes first makes it for its owner alone; each refuses one that is open, with exit 4."""
     state, workspace = tmp_path / "new/state", tmp_path / "workspace"

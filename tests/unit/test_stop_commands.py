@@ -57,23 +57,27 @@ def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(("stop", "--because", "x"), "Say what to stop"),
-     (("stop", "--all", "--tool", "run_python", "--because", "x"), "Say what to stop"),
-     (("stop", "--principal", "token:ci"), "There are: none"),
-     (("stop", "--all", "--because", " "), "1 to 500 characters"),
-     (("stop", "--tool", "run_pyton", "--because", "x"), "not one of 'fetch_url'"),
-     (("stop", "--call", "last", "--because", "x"), "a call's id"),
-     (("stop", "--run", "r_1", "--because", "x"), "a run's id"),
-     (("stop", "--principal", "ci", "--because", "x"), "token:ci"),
-     (("stop", "--principal", "token:*", "--because", "x"), "token:ci"),
-     (("stop", "--principal", "token:c\u0456", "--because", "x"), "token:ci"),
-     (("stop", "--principal", "token:ci\udcff", "--because", "x"), "token:ci"),
-     (("stop", "--principal", "local:me", "--because", "x"), "token:ci"),
-     (("stop", "--principal", "oauth:https://id.example", "--because", "x"), "token:ci"),
-     (("stop", "--workflow", "No!", "--because", "x"), "policy.toml"),
-     (("stop", "--workflow", "1.release", "--because", "x"), "policy.toml"), (("resume",), "Name one stop"),
-     (("resume", "x", "--all"), "Name one stop"), (("resume", "s_1"), "there is no stop s_1")],
-)  # fmt: skip
+    [
+        (("stop", "--because", "x"), "Say what to stop"),
+        (("stop", "--all", "--tool", "run_python", "--because", "x"), "Say what to stop"),
+        (("stop", "--principal", "token:ci"), "There are: none"),
+        (("stop", "--all", "--because", " "), "1 to 500 characters"),
+        (("stop", "--tool", "run_pyton", "--because", "x"), "not one of 'fetch_url'"),
+        (("stop", "--call", "last", "--because", "x"), "a call's id"),
+        (("stop", "--run", "r_1", "--because", "x"), "a run's id"),
+        (("stop", "--principal", "ci", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "token:*", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "token:c\u0456", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "token:ci\udcff", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "local:me", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "oauth:https://id.example", "--because", "x"), "token:ci"),
+        (("stop", "--workflow", "No!", "--because", "x"), "policy.toml"),
+        (("stop", "--workflow", "1.release", "--because", "x"), "policy.toml"),
+        (("resume",), "Name one stop"),
+        (("resume", "x", "--all"), "Name one stop"),
+        (("resume", "s_1"), "there is no stop s_1"),
+    ],
+)
 def test_a_slip_stops_nothing_and_says_what_to_write(words: tuple[str, ...], told: str, state: Path) -> None:
     """A stop that names nobody would be believed."""
     status, text = run(state, *words)

@@ -41,9 +41,13 @@ from glovebox_server.secret_files import Files, SecretDirectory, SecretFileError
 __all__ = ["scene"]
 WHEN = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES: Mapping[Scope, str] = {
-    "call": "c_" + "0" * 26, "run": "r_" + "0" * 26, "principal": "token:ci", "workflow": "release",
-    "tool": "run_python", "all": "",
-}  # fmt: skip
+    "call": "c_" + "0" * 26,
+    "run": "r_" + "0" * 26,
+    "principal": "token:ci",
+    "workflow": "release",
+    "tool": "run_python",
+    "all": "",
+}
 
 
 def a_stop(scope: Scope = "all", name: str | None = None) -> Stop:

@@ -60,8 +60,12 @@ def ran(
 ) -> list[Event]:
     """One call of ``run_python``, as a host with control groups counts it."""
     usage = {
-        "wall_ms": wall, "cpu_ms": 1500.0, "memory_peak_bytes": memory, "cpu_from": "group", "memory_from": "group",
-    }  # fmt: skip
+        "wall_ms": wall,
+        "cpu_ms": 1500.0,
+        "memory_peak_bytes": memory,
+        "cpu_from": "group",
+        "memory_from": "group",
+    }
     end = replace(finished(f"c_{number}"), tool="run_python", usage=usage | more, ended=ended)
     return [replace(decided(f"c_{number}"), arguments=CODE), end]
 
@@ -242,9 +246,13 @@ def sealed_call(sealer: Sealer, number: int, arguments: dict[str, Any]) -> CallD
     """A call whose arguments were kept sealed."""
     caller = Principal(id="local:0", transport="stdio", client=None)
     call = ToolCall(
-        id=f"c_{number}", principal=caller, session=None, tool="run_python", arguments=arguments,
+        id=f"c_{number}",
+        principal=caller,
+        session=None,
+        tool="run_python",
+        arguments=arguments,
         received=datetime.now(UTC),
-    )  # fmt: skip
+    )
     return replace(decided(call.id), sealed_arguments=sealer.seal(call), arguments_digest=chain.digest(arguments))
 
 

@@ -103,10 +103,13 @@ def test_processor_time_is_counted_where_cpuacct_has_a_hierarchy_of_its_own(tmp_
 
 @pytest.mark.parametrize(
     ("version", "file", "content", "seconds"),
-    [(2, "cpu.stat", "usage_usec 1500000\nuser_usec 1\nsystem_usec 2\n", 1.5),
-     (1, "cpuacct.usage", "2500000000\n", 2.5),
-     (1, "cpu.stat", "nr_periods 5\nnr_throttled 0\nthrottled_time 0\n", None), (1, "", "", None)],
-)  # fmt: skip
+    [
+        (2, "cpu.stat", "usage_usec 1500000\nuser_usec 1\nsystem_usec 2\n", 1.5),
+        (1, "cpuacct.usage", "2500000000\n", 2.5),
+        (1, "cpu.stat", "nr_periods 5\nnr_throttled 0\nthrottled_time 0\n", None),
+        (1, "", "", None),
+    ],
+)
 def test_a_control_group_tells_processor_time_where_it_counts_it(
     version: int, file: str, content: str, seconds: float | None, tmp_path: Path
 ) -> None:
@@ -157,5 +160,10 @@ def test_only_what_is_not_there_counts_as_missing(number: int, tmp_path: Path, m
 def test_one_is_counted_as_one() -> None:
     """Of numbers with and without a fraction."""
     assert [counted(number, "second") for number in (0, 1, 1.0, 1.5, 2, 1_000_000)] == [
-        "0 seconds", "1 second", "1 second", "1.5 seconds", "2 seconds", "1000000 seconds",
-    ]  # fmt: skip
+        "0 seconds",
+        "1 second",
+        "1 second",
+        "1.5 seconds",
+        "2 seconds",
+        "1000000 seconds",
+    ]

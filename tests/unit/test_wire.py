@@ -143,10 +143,15 @@ def test_messages_come_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("role", "said", "kinds"),
-    [("host", [], ["job", "outcome", "", "ready "]), ("host", ["ready"], ["ready", "job", "outcome"]),
-     ("host", ["ready", "job"], ["ready", "job"]), ("guest", [], ["ready", "job", "outcome"]),
-     ("guest", ["ready"], ["ready", "outcome"]), ("guest", ["ready", "job"], ["ready", "job", "outcome"])],
-)  # fmt: skip
+    [
+        ("host", [], ["job", "outcome", "", "ready "]),
+        ("host", ["ready"], ["ready", "job", "outcome"]),
+        ("host", ["ready", "job"], ["ready", "job"]),
+        ("guest", [], ["ready", "job", "outcome"]),
+        ("guest", ["ready"], ["ready", "outcome"]),
+        ("guest", ["ready", "job"], ["ready", "job", "outcome"]),
+    ],
+)
 def test_no_other_message_is_heard(role: str, said: list[str], kinds: list[str]) -> None:
     """Rule 3: each once, in order, from the right side."""
     for kind in kinds:
@@ -180,8 +185,11 @@ def test_stream_0_is_no_stream(role: str, kind: int) -> None:
     """Rule 3: and none of its frames are a stream's."""
     end, _ = side(role)
     bodies: dict[int, Any] = {
-        OPEN: {"kind": "k", "meta": {}, "duplex": False}, DATA: b"x", CREDIT: {"credit": 1}, END: b"",
-    }  # fmt: skip
+        OPEN: {"kind": "k", "meta": {}, "duplex": False},
+        DATA: b"x",
+        CREDIT: {"credit": 1},
+        END: b"",
+    }
     with pytest.raises(ProtocolError):
         end.receive(frame(kind, 0, bodies.get(kind, {})))
 

@@ -22,9 +22,16 @@ def test_a_small_file_comes_whole(workspace: Workspace) -> None:
     """With counts and encoding; an empty one has no lines, and behind the end it says how long it is."""
     workspace.write("a.txt", "one\ntwo\nthree")
     assert workspace.run("read", path="a.txt") == {
-        "path": "a.txt", "bytes": 13, "text": "one\ntwo\nthree", "first_line": 1, "lines": 3, "total_lines": 3,
-        "truncated": None, "next_offset": None, "encoding": "utf-8",
-    }  # fmt: skip
+        "path": "a.txt",
+        "bytes": 13,
+        "text": "one\ntwo\nthree",
+        "first_line": 1,
+        "lines": 3,
+        "total_lines": 3,
+        "truncated": None,
+        "next_offset": None,
+        "encoding": "utf-8",
+    }
     workspace.write("empty")
     value = workspace.run("read", path="empty")
     assert (value["text"], value["lines"], value["total_lines"], value["next_offset"]) == ("", 0, 0, None)
@@ -129,10 +136,14 @@ def test_pictures_come_as_pictures(
 
 @pytest.mark.parametrize(
     "content",
-    [PNG + bytes(header.MAX_BYTES), PNG.replace(struct.pack("!I", 640), struct.pack("!I", header.MAX_EDGE + 1)),
-     b"\xff\xd8\xff\xe0rest", b"RIFF\0\0\0\0WEBPVP8 "],
+    [
+        PNG + bytes(header.MAX_BYTES),
+        PNG.replace(struct.pack("!I", 640), struct.pack("!I", header.MAX_EDGE + 1)),
+        b"\xff\xd8\xff\xe0rest",
+        b"RIFF\0\0\0\0WEBPVP8 ",
+    ],
     ids=["bytes", "edge", "no size", "no size either"],
-)  # fmt: skip
+)
 def test_a_picture_that_clients_would_not_take_is_never_sent_as_it_is(workspace: Workspace, content: bytes) -> None:
     """Here is no library that could make a smaller copy, so it says so; the control is the picture above."""
     workspace.write("a.png", content)

@@ -31,10 +31,16 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
     """And the answer says how much was searched."""
     value = workspace.run("search", pattern=r"def \w+\(")
     assert value == {
-        "matches": [{"path": "a.py", "line": 3, "text": "def main():"},
-                    {"path": "src/b.py", "line": 1, "text": "def helper():"}],
-        "searched": 3, "binary": 0, "passed_over": [".git"], "ignored": 0, "truncated": None,
-    }  # fmt: skip
+        "matches": [
+            {"path": "a.py", "line": 3, "text": "def main():"},
+            {"path": "src/b.py", "line": 1, "text": "def helper():"},
+        ],
+        "searched": 3,
+        "binary": 0,
+        "passed_over": [".git"],
+        "ignored": 0,
+        "truncated": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -42,16 +48,22 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
     [
         ({"pattern": "main"}, [("a.py", 3), ("notes.txt", 1)]),
         ({"pattern": "main", "ignore_case": True}, [("a.py", 3), ("notes.txt", 1), ("notes.txt", 2)]),
-        ({"pattern": "main", "path": "*.py"}, [("a.py", 3)]), ({"pattern": "def", "path": "src"}, [("src/b.py", 1)]),
+        ({"pattern": "main", "path": "*.py"}, [("a.py", 3)]),
+        ({"pattern": "def", "path": "src"}, [("src/b.py", 1)]),
         ({"pattern": "def", "path": "src/b.py"}, [("src/b.py", 1)]),
         ({"pattern": "main", "path": ".git"}, [(".git/config", 1)]),
-        ({"pattern": "main():", "literal": True}, [("a.py", 3)]), ({"pattern": "main():"}, []),
-        ({"pattern": "^$"}, [("a.py", 2)]), ({"pattern": "^MAIN$"}, [("notes.txt", 2)]),
-        ({"pattern": r"\AMAIN\Z"}, [("notes.txt", 2)]), ({"pattern": "(?<=def )main"}, [("a.py", 3)]),
-        ({"pattern": r"os(?!\s)"}, [("a.py", 1), ("a.py", 4)]), ({"pattern": r"os\s"}, []),
-        ({"pattern": "import[^x]*return"}, []), ({"pattern": r"[^m]*+main$"}, [("notes.txt", 1)]),
+        ({"pattern": "main():", "literal": True}, [("a.py", 3)]),
+        ({"pattern": "main():"}, []),
+        ({"pattern": "^$"}, [("a.py", 2)]),
+        ({"pattern": "^MAIN$"}, [("notes.txt", 2)]),
+        ({"pattern": r"\AMAIN\Z"}, [("notes.txt", 2)]),
+        ({"pattern": "(?<=def )main"}, [("a.py", 3)]),
+        ({"pattern": r"os(?!\s)"}, [("a.py", 1), ("a.py", 4)]),
+        ({"pattern": r"os\s"}, []),
+        ({"pattern": "import[^x]*return"}, []),
+        ({"pattern": r"[^m]*+main$"}, [("notes.txt", 1)]),
     ],
-)  # fmt: skip
+)
 def test_patterns_match_within_one_line(
     workspace: Workspace, payload: dict[str, object], expected: list[tuple[str, int]]
 ) -> None:
@@ -148,10 +160,14 @@ def test_what_is_not_searched_is_said(workspace: Workspace, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("pattern", "reason"),
-    [("a(b", "missing ), unterminated subpattern at position 1"), ("*", "nothing to repeat at position 0"),
-     ("[z-a]", "bad character range z-a at position 1"), ("a{99999999999}", "the repetition number is too large"),
-     ("(" * 5000 + ")" * 5000, "maximum recursion depth exceeded")],
-)  # fmt: skip
+    [
+        ("a(b", "missing ), unterminated subpattern at position 1"),
+        ("*", "nothing to repeat at position 0"),
+        ("[z-a]", "bad character range z-a at position 1"),
+        ("a{99999999999}", "the repetition number is too large"),
+        ("(" * 5000 + ")" * 5000, "maximum recursion depth exceeded"),
+    ],
+)
 def test_an_invalid_pattern_is_refused_with_its_position(workspace: Workspace, pattern: str, reason: str) -> None:
     """And with the way to search for it as text."""
     error = workspace.run("search", pattern=pattern)["error"]

@@ -30,9 +30,16 @@ NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 def outcome(value: Any, *, ended: Ended = "exited", code: int | None = 0, reason: str = "") -> Outcome:
     """An outcome with this value."""
     return Outcome(
-        ended=ended, code=code, reason=reason, stdout=NOTHING, stderr=NOTHING, value=value, blobs=(), skipped=(),
+        ended=ended,
+        code=code,
+        reason=reason,
+        stdout=NOTHING,
+        stderr=NOTHING,
+        value=value,
+        blobs=(),
+        skipped=(),
         usage=Usage(wall_ms=1.0, cpu_ms=1.0, memory_peak_bytes=1),
-    )  # fmt: skip
+    )
 
 
 def arguments(tool: Tool, **given: Any) -> dict[str, Any]:
@@ -86,9 +93,13 @@ def test_what_was_read_listed_or_found_is_complete_as_text() -> None:
     )
     assert text(found) == "[a.png: image/png, 4 × 3 pixels, 70 bytes]"
     scaled = {
-        "path": "a.png", "bytes": 7, "media_type": "image/png", "width": 4, "height": 3,
+        "path": "a.png",
+        "bytes": 7,
+        "media_type": "image/png",
+        "width": 4,
+        "height": 3,
         "truncated": "shown at 2 × 1",
-    }  # fmt: skip
+    }
     assert text(answer(READ_WORKSPACE_FILE, scaled)) == "[a.png: image/png, 4 × 3 pixels, 7 bytes; shown at 2 × 1]"
     assert text(answer(LIST_WORKSPACE_FILES, LISTED)) == (
         "[found: 7; not entered: .git; ignored by .gitignore: 3 (set include_ignored to include them); "
