@@ -95,6 +95,41 @@ async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeyp
                 await connection.attest(sandbox, weaker)
 
 
+HARDENED = """
+import json, os, signal
+def first(path):
+    try:
+        return open(path, "rb").read(1)
+    except OSError:
+        return b""
+children = 0
+try:
+    while children < 200:
+        if os.fork() == 0:
+            signal.pause()
+        children += 1
+except BlockingIOError:
+    pass
+print(json.dumps({
+    "devices": sorted(os.listdir("/dev")),
+    "told": [p for p in ("keys", "timer_list", "interrupts") if first(f"/proc/{p}")] + os.listdir("/sys/firmware"),
+    "setuid": [os.path.join(d, f) for top in ("/usr", "/opt", "/etc") for d, _, fs in os.walk(top) for f in fs
+               if os.lstat(os.path.join(d, f)).st_mode & 0o6000],
+    "children": children,
+}))"""
+
+
+@pytest.mark.parametrize(("pids", "children"), [(32, 31), (300, 200)])
+async def test_a_container_has_the_usual_devices_no_set_user_id_program_and_as_many_processes_as_planned(
+    pids: int, children: int
+) -> None:
+    """I1, I10, I12: process 1 counts; the kernel's masked files say nothing. Control: with 300 allowed, 200 start."""
+    async with planned(pids=pids) as (_, plan):
+        found = await finds(HARDENED, plan)
+    devices = "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    assert found == {"devices": devices.split(), "told": [], "setuid": [], "children": children}
+
+
 async def test_a_link_into_the_host_is_not_a_workspace(tmp_path: Path) -> None:
     """F2: where the link leads counts, at the moment of use; control: a link to an ordinary directory is fine."""
     link = tmp_path / "project"
