@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 from pydantic import Field
 from tests.fixtures.artifact_stores import collector_of, receive
-from tests.fixtures.callers import kept
+from tests.fixtures.callers import give_token
 
 from glovebox_audit.events import CallCancelled, CallFinished
 from glovebox_audit.log import AuditLog
@@ -31,7 +31,6 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal import journal
 from glovebox_server.requests import Refusals, Runs
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
-from glovebox_server.transport import tokens
 
 DIGEST = "sha256:" + "0" * 64
 LIMITS = Limits(
@@ -249,13 +248,7 @@ def as_app(app: FakeApp) -> App:
 
 def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:
     """Write a token for each name where the server looks for them; return them by name."""
-    place = directory / tokens.DIRECTORY
-    place.mkdir(mode=0o700)
-    made = {name: f"token-of-{name}".ljust(40, "x") for name in names}
-    for name, token in made.items():
-        (place / name).touch(mode=0o600)
-        (place / name).write_text(kept(token))
-    return made
+    return {name: give_token(directory, name) for name in names}
 
 
 @asynccontextmanager

@@ -1,11 +1,13 @@
 """A server inside the test and real clients of it: over pipes, streamable HTTP and SSE, in both protocol eras."""
 
 import os
+import re
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -18,6 +20,10 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from tests.interaction.fakes import FakeApp, as_app, fake_app, give_tokens
 
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_sandboxes.host.owner import server_id
+from glovebox_server import app as apps
+from glovebox_server.settings import Settings
 from glovebox_server.transport import serve as serving
 from glovebox_server.transport import stdio
 from glovebox_server.transport.auth import AuthMiddleware
@@ -32,6 +38,8 @@ PAIRS: list[tuple[Transport, Era]] = [
     (transport, era) for transport in ("stdio", "http", "sse") for era in ("legacy", "modern")
 ]
 
+_SERVERS = count()
+
 #: A test that waits longer for something has failed.
 TIMEOUT_SECONDS = 10.0
 
@@ -44,6 +52,7 @@ class Served:
     tasks: anyio.abc.TaskGroup
     url: str
     tokens: dict[str, str]
+    workflow: str | None = None
     gates: list[AuthMiddleware] = field(default_factory=list)
 
     @property
@@ -74,7 +83,8 @@ class Served:
             ended = anyio.Event()
 
             async def serve() -> None:
-                await serve_stdio(as_app(self.app), stdio.StdioFds(read=to_server[0], write=to_client[1]))
+                wire = stdio.StdioFds(read=to_server[0], write=to_client[1])
+                await serve_stdio(as_app(self.app), wire, workflow=self.workflow)
                 os.close(to_server[0])
                 os.close(to_client[1])
                 ended.set()
@@ -108,17 +118,20 @@ async def served(
     scopes: Scopes | None = None,
     allowed_hosts: tuple[str, ...] = (),
     trusted_proxies: tuple[str, ...] = (),
+    opened: AbstractAsyncContextManager[Any] | None = None,
+    workflow: str | None = None,
 ) -> AsyncIterator[Served]:
     """Run a server for ``transport``; over HTTP with a token for each name (``alice`` and ``bob`` where none is given).
 
     ``oauth`` says whose access tokens are accepted besides, ``scopes`` what those stand for, ``allowed_hosts``
-    which names of its own the server has, and ``trusted_proxies`` who may name the address of a client.
-    It is ended by SIGTERM, as a supervisor would.
+    which names of its own the server has, ``trusted_proxies`` who may name the address of a client, and ``opened``
+    which app it serves, if not one without sandboxes. It is ended by SIGTERM, as a supervisor would.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
-    async with fake_app(directory, shared=transport != "stdio") as app, anyio.create_task_group() as tasks:
+    opened = opened or fake_app(directory, shared=transport != "stdio")
+    async with opened as app, anyio.create_task_group() as tasks:
         if transport == "stdio":
-            yield Served(app=app, tasks=tasks, url="", tokens={})
+            yield Served(app=app, tasks=tasks, url="", tokens={}, workflow=workflow)
             return
         tokens = give_tokens(directory, names or ("alice", "bob"))
         ready, url, ended = anyio.Event(), "", anyio.Event()
@@ -139,6 +152,7 @@ async def served(
                     oauth=oauth,
                     allowed_hosts=allowed_hosts,
                     trusted_proxies=trusted_proxies,
+                    workflow=workflow,
                 )
                 assert await served_by == "SIGTERM"
             ended.set()
@@ -150,6 +164,45 @@ async def served(
         signal.raise_signal(signal.SIGTERM)
         with anyio.fail_after(TIMEOUT_SECONDS):
             await ended.wait()
+
+
+def plain_profile(**changes: str) -> str:
+    """The shipped profile of programs without what a server loads ahead, and with ``changes`` of its keys' values."""
+    text = (SHIPPED / "run_python.toml").read_text().partition("[python]")[0]
+    for key, value in changes.items():
+        text, times = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+        assert times == 1, key
+    return text
+
+
+@asynccontextmanager
+async def whole_server(options: Sequence[str], transport: Transport, *names: str) -> AsyncIterator[Served]:
+    """Run a server with sandboxes in this process, as ``glovebox serve`` would with these options.
+
+    Programs have ``plain_profile`` if no directory of profiles is named.
+    """
+    given = {key[2:].replace("-", "_"): value for key, value in zip(options[::2], options[1::2], strict=True)}
+    workflow, state = given.pop("workflow", None), Path(given["state_dir"])
+    if "profiles_dir" not in given:
+        place = state.with_name("config") / "profiles"
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+        (place / "run_python.toml").write_text(plain_profile())
+        given["profiles_dir"] = str(place)
+    opened = apps.opened(Settings.model_validate(given), "stdio" if transport == "stdio" else "http")
+    # A process is one server, elsewhere; the operator's commands are another.
+    with patch.object(apps, "server_id", lambda: f"{server_id()}{next(_SERVERS)}"):
+        async with served(state, transport, *names, opened=opened, workflow=workflow) as server:
+            yield server
+
+
+@asynccontextmanager
+async def connected(transport: Transport, era: Era, options: Sequence[str], **abilities: Any) -> AsyncIterator[Client]:
+    """One client of such a server; ``abilities`` are callbacks of the client's."""
+    async with (
+        whole_server(options, transport, "default") as server,
+        server.client(transport, era, "default", **abilities) as client,
+    ):
+        yield client
 
 
 def _noted(gates: list[AuthMiddleware], *arguments: Any, **options: Any) -> AuthMiddleware:

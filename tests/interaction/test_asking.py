@@ -1,7 +1,6 @@
 """People at real clients of a real server are asked before a program runs, in every transport and era."""
 
 import json
-import subprocess  # noqa: TID251 - the operator's terminal is a process of its own
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,13 @@ from typing import Any
 
 import mcp_types as types
 import pytest
+from click.testing import CliRunner
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from tests.fixtures.audit_logs import log_lines
-from tests.interaction.served import PAIRS, Era, Transport
-from tests.interaction.test_real_server import GLOVEBOX, connected
+from tests.interaction.served import PAIRS, Era, Transport, connected, plain_profile
 
-from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server.cli.main import main
 from glovebox_server.mcp.server import STATE_RULE
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
@@ -45,8 +44,7 @@ def options(tmp_path: Path) -> list[str]:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles").chmod(0o755)
-    text = (SHIPPED / "run_python.toml").read_text().partition("[[example]]")[0]
-    (tmp_path / "profiles" / "run_python.toml").write_text(text.replace('approval = "none"', 'approval = "ask"'))
+    (tmp_path / "profiles" / "run_python.toml").write_text(plain_profile(approval='"ask"'))
     tmp_path.chmod(0o755)
     return ["--workspace", str(tmp_path / "workspace"), "--profiles-dir", str(tmp_path / "profiles"),
             "--state-dir", str(tmp_path / "state")]  # fmt: skip
@@ -74,7 +72,7 @@ async def test_a_person_at_the_client_says_yes_or_no(
 ) -> None:
     """What they are shown is the program; a yes runs it once, a no does not. Who forges no answer gets none."""
     person = Person("allow")
-    async with connected(transport, era, options, tmp_path, elicitation_callback=person.answer) as client:
+    async with connected(transport, era, options, elicitation_callback=person.answer) as client:
         allowed = await client.call_tool("run_python", {"code": CODE})
         assert (allowed.structured_content or {})["stdout"]["text"] == "42\n"
         (question,) = person.asked
@@ -95,7 +93,7 @@ async def test_who_cannot_be_asked_is_told_to_try_again_and_finds_the_yes(
     transport: Transport, era: Era, options: list[str], tmp_path: Path
 ) -> None:
     """The operator answers on another terminal; the same call runs then, once, and another one does not."""
-    async with connected(transport, era, options, tmp_path) as client:
+    async with connected(transport, era, options) as client:
         refused = (await client.call_tool("run_python", {"code": CODE})).structured_content or {}
         assert refused["refused"]["rule"] == "approval.pending"
         (identifier,) = [word for word in refused["refused"]["reason"].split() if word.startswith("a_")]
@@ -115,7 +113,7 @@ async def test_a_state_answers_for_its_caller_tool_and_arguments_alone(options: 
     async def never(_context: Any, _params: types.ElicitRequestParams) -> types.ElicitResult:
         raise AssertionError  # the test drives the rounds itself
 
-    async with connected("http", "modern", options, tmp_path, elicitation_callback=never) as client:
+    async with connected("http", "modern", options, elicitation_callback=never) as client:
         first = await ask(client, CODE)
         assert isinstance(first, types.InputRequiredResult)
         state = first.request_state or ""
@@ -148,6 +146,6 @@ async def ask(client: Client, code: str, **answer: Any) -> types.CallToolResult 
 def operate(command: Sequence[str], options: list[str]) -> str:
     """Run a command of the operator's, on the server's state."""
     state = options[options.index("--state-dir") :][:2]
-    done = subprocess.run([GLOVEBOX, *command, *state], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(main, [*command, *state])
+    assert done.exit_code == 0, done.output
     return done.stdout

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp_types import Implementation
-from tests.interaction import served as module
-from tests.interaction.served import Served, served
+from tests.interaction.served import Served, whole_server
 from tests.interaction.test_asking import CODE, kinds, operate, options
 from tests.interaction.test_real_server import GLOVEBOX
 
-from glovebox_server import app as apps
 from glovebox_server.mcp.server import RUN_META_KEY
-from glovebox_server.settings import Settings
 
 __all__ = ["options"]
 
@@ -124,21 +121,17 @@ async def _rule(client: Client, handle: str | None = None) -> tuple[str, str]:
     ).get(RUN_META_KEY, "")
 
 
-async def test_the_handle_of_a_run_is_its_principals(
-    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_handle_of_a_run_is_its_principals(options: list[str], tmp_path: Path) -> None:
     """Another client of the same caller is asked anew unless it names the run, in which the yes is good once.
 
     Another caller's client that sends the handle is refused, and uses nothing up.
     """
-    settings = Settings(workspace=Path(options[1]), profiles_dir=Path(options[3]), state_dir=tmp_path / "state")
-    monkeypatch.setattr(module, "fake_app", lambda _directory, **_: apps.opened(settings, "http"))
 
     def client(server: Served, token: str, name: str) -> Any:
         return server.client("http", "modern", token, client_info=Implementation(name=name, version="1"))
 
     async with (
-        served(tmp_path / "state", "http") as server,
+        whole_server(options, "http", "alice", "bob") as server,
         client(server, "alice", "editor") as editor,
         client(server, "alice", "other") as other,
         client(server, "bob", "editor") as stranger,

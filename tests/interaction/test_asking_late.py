@@ -6,13 +6,10 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from tests.interaction import served as module
-from tests.interaction.served import Transport, served, until
+from tests.interaction.served import Transport, connected, until
 from tests.interaction.test_asking import CODE, kinds, options
 
-from glovebox_server import app as apps
 from glovebox_server.guards.approvals import approvals
-from glovebox_server.settings import Settings
 
 __all__ = ["options"]
 
@@ -26,10 +23,7 @@ async def test_a_yes_that_comes_late_is_there_for_the_retry(
     transport: Transport, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked once, answered after the refusal, and run by the same call once; a client may go while a form is open."""
-    state = tmp_path / "state"
-    settings = Settings(workspace=Path(options[1]), profiles_dir=Path(options[3]), state_dir=state)
     monkeypatch.setattr(approvals, "WAIT_SECONDS", 0.5)
-    monkeypatch.setattr(module, "fake_app", lambda _directory, **_: apps.opened(settings, "http"))
     asked: list[str] = []
     may_answer = anyio.Event()
 
@@ -38,10 +32,7 @@ async def test_a_yes_that_comes_late_is_there_for_the_retry(
         await may_answer.wait()
         return types.ElicitResult(action="accept", content={"answer": "allow"})
 
-    async with (
-        served(state, transport) as server,
-        server.client(transport, "legacy", elicitation_callback=ponder) as client,
-    ):
+    async with connected(transport, "legacy", options, elicitation_callback=ponder) as client:
         for _ in range(2):
             refused = (await client.call_tool("run_python", {"code": CODE})).structured_content or {}
             assert refused["refused"]["rule"] == "approval.pending"

@@ -12,9 +12,10 @@ import mcp_types as types
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from tests.interaction.served import Era, Transport, until
+from tests.interaction.served import Era, Served, Transport, connected, until, whole_server
 from tests.interaction.test_asking import CODE, kinds, operate, options
-from tests.interaction.test_real_server import connected, over_http
+
+from glovebox_server.mcp import delivery
 
 __all__ = ["options"]
 
@@ -38,9 +39,10 @@ expect = "allow"
 
 @pytest.mark.parametrize(("transport", "era"), [("stdio", "modern"), ("http", "legacy")])
 async def test_who_waits_hears_what_for_and_holds_no_turn(
-    transport: Transport, era: Era, options: list[str], tmp_path: Path
+    transport: Transport, era: Era, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the sentence and every five seconds; another call of a caller with one turn passes; a yes lets it go on."""
+    """At the sentence and with every heartbeat; another call of a caller with one turn passes; a yes lets it go on."""
+    monkeypatch.setattr(delivery, "HEARTBEAT_SECONDS", 0.3)
     (tmp_path / "policy.toml").write_text(ONE_TURN)
     heard: list[str] = []
     results: list[types.CallToolResult] = []
@@ -51,7 +53,7 @@ async def test_who_waits_hears_what_for_and_holds_no_turn(
     async def call(client: Client) -> None:
         results.append(await client.call_tool("run_python", {"code": CODE}, progress_callback=hear))
 
-    async with connected(transport, era, options, tmp_path) as client, anyio.create_task_group() as tasks:
+    async with connected(transport, era, options) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(call, client)
         await until(lambda: sum("approve it" in message for message in heard) >= 3, SECONDS)
         identifiers = [
@@ -72,8 +74,8 @@ async def test_of_a_caller_that_goes_nothing_is_left_pending(
     how: str, era: Era, options: list[str], tmp_path: Path
 ) -> None:
     """Cancelled, or its connection gone, while it waits: the question is withdrawn, and no answer counts any more."""
-    with over_http(options, tmp_path) as (url, token):
-        async with leaving(url, token, era, how):
+    async with whole_server(options, "http", "alice") as server:
+        async with leaving(server, era, how):
             await until(lambda: kinds(tmp_path) == ["approval.requested"], SECONDS)
         await until(lambda: kinds(tmp_path)[-1:] == ["approval.withdrawn"], SECONDS)
     assert kinds(tmp_path) == ["approval.requested", "approval.withdrawn"]
@@ -91,14 +93,14 @@ async def test_of_a_caller_that_goes_while_its_person_is_asked_nothing_is_left(
         await anyio.sleep_forever()
         raise AssertionError
 
-    with over_http(options, tmp_path) as (url, token):
-        async with leaving(url, token, "legacy", "closed", elicitation_callback=ponder):
+    async with whole_server(options, "http", "alice") as server:
+        async with leaving(server, "legacy", "closed", elicitation_callback=ponder):
             await until(asked.is_set, SECONDS)
         await until(lambda: kinds(tmp_path)[-1:] == ["approval.withdrawn"], SECONDS)
 
 
 @asynccontextmanager
-async def leaving(url: str, token: str, era: Era, how: str, **abilities: Any) -> AsyncIterator[None]:
+async def leaving(server: Served, era: Era, how: str, **abilities: Any) -> AsyncIterator[None]:
     """Connect and call; go where the block ends."""
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -106,9 +108,9 @@ async def leaving(url: str, token: str, era: Era, how: str, **abilities: Any) ->
 
     try:
         async with (
-            httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=60) as http,
+            httpx2.AsyncClient(headers={"Authorization": f"Bearer {server.tokens['alice']}"}, timeout=60) as http,
             Client(
-                streamable_http_client(f"{url}/mcp", http_client=http),
+                streamable_http_client(f"{server.url}/mcp", http_client=http),
                 mode="legacy" if era == "legacy" else "auto",
                 **abilities,
             ) as client,

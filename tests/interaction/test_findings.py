@@ -9,12 +9,11 @@ from click.testing import CliRunner
 from mcp import Client
 from mcp_types import TextResourceContents
 from tests.fixtures.audit_logs import log_lines
-from tests.interaction.served import Era, Transport
+from tests.interaction.served import Era, Transport, connected, plain_profile
 from tests.interaction.test_asking import operate
-from tests.interaction.test_real_server import connected
 
-from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server.cli.main import main
+from glovebox_server.promotion import proposing
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -32,7 +31,7 @@ def options(directory: Path, *, scan: bool = True) -> list[str]:
     """Of a server whose profile has files scanned."""
     profiles = directory / "config/profiles"
     profiles.mkdir(parents=True)
-    text = (SHIPPED / "run_python.toml").read_text()
+    text = plain_profile()
     changed = text.replace("output = true", "output = true\nscan = true", 1) if scan else text
     assert ("scan = true" in changed) == scan
     (profiles / "run_python.toml").write_text(changed)
@@ -61,7 +60,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
 async def test_what_acts_in_a_file_is_told_with_the_result(transport: Transport, era: Era, tmp_path: Path) -> None:
     """A page, a drawing and a secret are told and recorded, each from its own sandbox; of a table, that it is clean."""
     given = options(tmp_path)
-    async with connected(transport, era, given, tmp_path) as client:
+    async with connected(transport, era, given) as client:
         result, text = await made(client, written(FILES))
     found = {each["name"]: each for each in result["findings"]}
     assert set(found) == set(FILES)
@@ -102,7 +101,7 @@ async def test_long_output_is_an_artifact_without_secrets_and_looked_into(
     """Each form alone has what fits, says that it is cut, and where the whole is; that has no secret of the middle."""
     code = f"print('begin' + 'x' * 50_000)\nprint('token {SECRET[:4]}' + {SECRET[4:]!r})\nprint('y' * 50_000 + 'end')"
     given = options(tmp_path)
-    async with connected(transport, era, given, tmp_path) as client:
+    async with connected(transport, era, given) as client:
         result, text = await made(client, code)
         (kept,) = result["artifacts"]
         (read,) = (await client.read_resource(kept["uri"])).contents
@@ -123,7 +122,7 @@ async def test_long_output_is_an_artifact_without_secrets_and_looked_into(
 
 async def test_without_the_key_nothing_is_looked_into(tmp_path: Path) -> None:
     """The control, and what is so by default: one sandbox, and no word of it."""
-    async with connected("stdio", "modern", options(tmp_path, scan=False), tmp_path) as client:
+    async with connected("stdio", "modern", options(tmp_path, scan=False)) as client:
         result, text = await made(client, written(FILES))
     assert result.get("findings") is None
     assert "scanned" not in text
@@ -131,15 +130,17 @@ async def test_without_the_key_nothing_is_looked_into(tmp_path: Path) -> None:
     assert (kinds.count("sandbox.started"), kinds.count("artifact.scanned")) == (1, 0)
 
 
-async def test_what_is_not_looked_into_is_said(tmp_path: Path) -> None:
-    """Of more files than there may be sandboxes the rest; the call ends as it would."""
-    files = {f"{number:02}.csv": "1\n" for number in range(18)}
-    async with connected("stdio", "modern", options(tmp_path), tmp_path) as client:
+async def test_what_is_not_looked_into_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more files than there may be sandboxes, which are 16 (here 2), the rest; the call ends as it would."""
+    assert proposing.MAX_FILES == 16
+    monkeypatch.setattr(proposing, "MAX_FILES", 2)
+    files = {f"{number}.csv": "1\n" for number in range(4)}
+    async with connected("stdio", "modern", options(tmp_path)) as client:
         result, text = await made(client, written(files))
         nothing, _ = await made(client, "1")
     why = {each["name"]: each["not_scanned"] for each in result["findings"]}
-    assert [name for name, reason in why.items() if reason] == ["16.csv", "17.csv"]
-    assert why["17.csv"] == "of the files of a call 16 are scanned"
-    assert "17.csv: NOT scanned: of the files" in text
+    assert [name for name, reason in why.items() if reason] == ["2.csv", "3.csv"]
+    assert why["3.csv"] == "of the files of a call 2 are scanned"
+    assert "3.csv: NOT scanned: of the files" in text
     assert result["exit_code"] == 0
     assert nothing.get("findings") is None

@@ -3,24 +3,26 @@
 import base64
 import hashlib
 import json
-import subprocess  # noqa: TID251 - the command line as an operator uses it
 from pathlib import Path
 
 import mcp_types as types
 import pytest
+from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from mcp.shared.exceptions import MCPError
-from tests.interaction.test_real_server import GLOVEBOX, connected
+from tests.interaction.served import connected
+
+from glovebox_server.cli.main import main
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
 CODE = "open('/output/a.txt', 'w').write('kept')"
 
 
-def glovebox(*words: str) -> subprocess.CompletedProcess[str]:
+def glovebox(*words: str) -> Result:
     """One command to its end."""
-    return subprocess.run([GLOVEBOX, *words], capture_output=True, text=True, check=False)
+    return CliRunner().invoke(main, words)
 
 
 async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     workspace.mkdir()
     tmp_path.chmod(0o755)
     options = ["--workspace", str(workspace), "--state-dir", str(state)]
-    async with connected("stdio", "modern", options, tmp_path) as client:
+    async with connected("stdio", "modern", options) as client:
         ran = await client.call_tool("run_python", {"code": CODE})
         assert ran.meta is not None
         named = ran.meta["dev.glovebox/call"]["receipt"]
@@ -58,13 +60,13 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text(pem)
     words = ["receipt", "verify", str(tmp_path / "r.json"), "--key", str(tmp_path / "key.pem")]
     done = glovebox(*words, "--audit", str(state / "audit"), "--json")
-    assert (done.returncode, json.loads(done.stdout)["ok"]) == (0, True), done.stdout
+    assert (done.exit_code, json.loads(done.stdout)["ok"]) == (0, True), done.stdout
     (tmp_path / "r.json").write_text(content.text.replace("vnd.in-toto", "vnd.in-tolo"))
     done = glovebox(*words)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "payload is not application/vnd.in-toto+json" in done.stdout.replace("\n", " ")
 
-    async with connected("http", "modern", options, tmp_path) as other:
+    async with connected("http", "modern", options) as other:
         for uri in (named["uri"], "receipt://c_" + "0" * 26, "receipt://../x"):
             with pytest.raises(MCPError, match="You have no such call"):
                 await other.read_resource(uri)
@@ -76,7 +78,7 @@ async def test_a_call_whose_tool_failed_is_a_failed_one_everywhere(tmp_path: Pat
     workspace.mkdir()
     tmp_path.chmod(0o755)
     options = ["--workspace", str(workspace), "--state-dir", str(state)]
-    async with connected("stdio", "modern", options, tmp_path) as client:
+    async with connected("stdio", "modern", options) as client:
         missing = await client.call_tool("read_workspace_file", {"path": "none.txt"})
         listed = await client.call_tool("list_workspace_files", {})
         assert (missing.is_error, listed.is_error) == (True, False)

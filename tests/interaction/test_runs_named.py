@@ -8,8 +8,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 from tests.fixtures.audit_logs import log_lines
-from tests.interaction.served import PAIRS, Era, Transport
-from tests.interaction.test_real_server import connected
+from tests.interaction.served import PAIRS, Era, Transport, connected
 
 from glovebox_server.mcp.delivery import CALL_META_KEY
 from glovebox_server.mcp.server import RUN_META_KEY
@@ -31,7 +30,7 @@ async def test_all_that_is_said_of_a_call_names_its_run(transport: Transport, er
     (tmp_path / "workspace").mkdir()
     options = ["--workspace", str(tmp_path / "workspace"), "--state-dir", str(tmp_path / "state"),
                "--workflow", "release"]  # fmt: skip
-    async with connected(transport, era, options, tmp_path) as client:
+    async with connected(transport, era, options) as client:
         ran = await client.call_tool("run_python", {"code": "open('/output/a.txt', 'w').write('kept')"})
         handle = (ran.meta or {}).get(RUN_META_KEY)
         assert (handle is not None) == (transport != "stdio" and era == "modern")

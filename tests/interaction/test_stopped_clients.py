@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from mcp import Client
 from mcp.shared.exceptions import MCPDeprecationWarning
-from tests.interaction.served import PAIRS, Era, Logs, Transport
-from tests.interaction.test_real_server import connected, directories
+from tests.interaction.served import PAIRS, Era, Logs, Transport, connected
+from tests.interaction.test_real_server import directories
 
 from glovebox_server.cli.main import main
 
@@ -55,7 +55,7 @@ async def test_a_stop_ends_the_call_that_runs_and_refuses_the_next(
     async def run(client: Client) -> None:
         ended.append(await client.call_tool("run_python", {"code": LONG}, progress_callback=hear))
 
-    async with connected(transport, era, directories, tmp_path) as client:
+    async with connected(transport, era, directories) as client:
         assert not (await client.call_tool("run_python", {"code": "print(1)"})).is_error
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, client)
@@ -82,7 +82,7 @@ async def test_who_is_stopped_by_a_rule_reads_nothing_of_the_rule(directories: l
         patch.setenv("GLOVEBOX_WORKSPACE", directories[1])
         command(directories, "canary", "plant", "--name", "bait.txt")
     logs = Logs()
-    async with connected("stdio", "legacy", directories, tmp_path, logging_callback=logs) as client:
+    async with connected("stdio", "legacy", directories, logging_callback=logs) as client:
         with pytest.warns(MCPDeprecationWarning):
             await client.set_logging_level("debug")
         ended = await client.call_tool("read_workspace_file", {"path": "bait.txt"})
