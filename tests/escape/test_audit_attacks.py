@@ -47,7 +47,7 @@ async def acknowledgements(process: Process) -> list[str]:
 
 async def test_several_servers_append_to_one_chain_and_lose_nothing(tmp_path: Path) -> None:
     """Four processes at once: one chain, every acknowledged record in it, none twice."""
-    directory, each = tmp_path / "audit", 100
+    directory, each = tmp_path / "audit", 50
     acknowledged: list[str] = []
 
     async def run(number: int) -> None:
@@ -68,15 +68,15 @@ async def test_several_servers_append_to_one_chain_and_lose_nothing(tmp_path: Pa
 
 
 async def test_a_killed_server_loses_no_acknowledged_record(tmp_path: Path) -> None:
-    """SIGKILL at ten different moments, while a second server goes on: the chain stays whole, no promise is broken."""
+    """SIGKILL at four different moments, while a second server goes on: the chain stays whole, no promise is broken."""
     directory = tmp_path / "audit"
     acknowledged: list[str] = []
     async with AuditLog.open(directory, "s_survivor") as log:
-        for kill in range(10):
+        for kill in range(4):
             async with writer(directory, f"s_{kill}", 100_000) as process:
                 assert process.stdout is not None
                 stream = BufferedByteReceiveStream(process.stdout)
-                for _ in range(1 + 7 * kill):
+                for _ in range(1 + 20 * kill):
                     acknowledged.append((await stream.receive_until(b"\n", 200)).decode())
                     await log.append(ServerStopped(reason="done"))
                 process.send_signal(signal.SIGKILL)
@@ -89,10 +89,10 @@ async def test_a_killed_server_loses_no_acknowledged_record(tmp_path: Path) -> N
 
 
 async def test_a_line_torn_by_a_kill_becomes_a_recorded_gap(tmp_path: Path) -> None:
-    """A real process dies in the middle of its write, five times; before the next start verify names the torn line."""
+    """A real process dies in the middle of its write, twice; before the next start verify names the torn line."""
     directory = tmp_path / "audit"
     acknowledged: list[str] = []
-    for crash in range(5):
+    for crash in range(2):
         async with writer(directory, f"s_{crash}", 10, tear=3) as process:
             acknowledged.extend(await acknowledgements(process))
             assert await process.wait() == -signal.SIGKILL
@@ -103,8 +103,8 @@ async def test_a_line_torn_by_a_kill_becomes_a_recorded_gap(tmp_path: Path) -> N
     fill(directory, 1)
     report = verify(directory)
     # Of each writer three records, the gap, and that its three calls are lost.
-    assert (report.ok, report.gaps, report.records) == (True, 5, 5 * 7 + 1)
-    assert len(acknowledged) == 15
+    assert (report.ok, report.gaps, report.records) == (True, 2, 2 * 7 + 1)
+    assert len(acknowledged) == 6
     assert set(acknowledged) <= written(log_lines(directory))
 
 
@@ -120,21 +120,21 @@ async def test_control_a_log_that_just_goes_on_after_a_crash_is_damaged(tmp_path
     assert report.records == 3
 
 
-async def test_ten_thousand_appends_with_a_reader_that_never_reads(tmp_path: Path) -> None:
+async def test_thousands_of_appends_with_a_reader_that_never_reads(tmp_path: Path) -> None:
     """M13: 200 callers, a stuck subscriber: every append is answered and in the log, exactly once."""
     directory = tmp_path / "audit"
     records: list[Record] = []
 
     async def caller(log: AuditLog, number: int) -> None:
-        records.extend([await log.append(decided(f"c_{number}_{call}")) for call in range(50)])
+        records.extend([await log.append(decided(f"c_{number}_{call}")) for call in range(10)])
 
     async with AuditLog.open(directory, "s_1") as log, log.subscribe(), anyio.create_task_group() as group:
         for number in range(200):
             group.start_soon(caller, log, number)
     report = verify(directory)
-    assert (report.ok, report.records) == (True, 10_000)
-    assert {record.seq for record in records} == set(range(1, 10_001))
-    assert len({record.call_id for record in records}) == 10_000
+    assert (report.ok, report.records) == (True, 2_000)
+    assert {record.seq for record in records} == set(range(1, 2_001))
+    assert len({record.call_id for record in records}) == 2_000
 
 
 @pytest.fixture

@@ -62,7 +62,10 @@ def record_calls(directory: Path, tell: Callable[[str], None], step: int, *, tor
 def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, keep: int | None
 ) -> None:
-    """SIGKILL at each system call of two rotations, without and with removals, in turn; the next start goes on."""
+    """SIGKILL before each system call of two rotations, and in the middle of each write; the next start goes on.
+
+    Without and with removals.
+    """
     monkeypatch.setattr("glovebox_audit.segments.rotation.YOUNGEST_SECONDS", 0.0)
     for name in ("fsync", "fdatasync"):  # a kill takes nothing from the kernel, and the steps stay
         monkeypatch.setattr(os, name, lambda _: None)
@@ -72,7 +75,9 @@ def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
         segments.fill(directory, 3, size=1500)
         act = partial(record_calls, directory, step=step, torn=torn, keep=keep)
         status, told = in_child(act)
-        killed += status == signal.SIGKILL
+        if status != signal.SIGKILL:
+            break  # there is no such step
+        killed += 1
         # Whoever verifies before the next start sees at most the line that the kill tore.
         assert {problem.kind for problem in verify(directory, keys=segments.KEYS).problems} <= {"torn"}
         held = written(segments.all_lines(directory))
@@ -88,7 +93,7 @@ def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
         assert len(ends) == len(set(ends))
         rotated = max(rotated, report.segments)
         removed = max(removed, report.removed)
-    assert killed > 50
+    assert killed > (10 if torn else 50)
     assert rotated > 2
     assert bool(removed) is bool(keep)
 
@@ -107,17 +112,18 @@ def test_control_a_rotation_that_began_the_next_file_under_its_name_leaves_half_
         monkeypatch.setattr(os, name, lambda _: None)
     rename = LogDirectory.rename
     monkeypatch.setattr(LogDirectory, "rename", lambda place, old, new: old != new and rename(place, old, new))
-    broken = 0
     for step in range(1, LAST_STEP):
         directory = tmp_path / f"{step}"
         segments.fill(directory, 3, size=1500)
         in_child(partial(record_calls, directory, step=step, torn=True, keep=None))
         try:
             segments.fill(directory, 1, server="s_next", size=1500, first=90)
-            broken += not verify(directory).ok
+            broken = not verify(directory).ok
         except AuditError:
-            broken += 1
-    assert broken
+            broken = True
+        if broken:
+            return
+    pytest.fail("No kill did harm.")
 
 
 def test_several_processes_rotate_one_log(tmp_path: Path) -> None:

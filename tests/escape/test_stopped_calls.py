@@ -6,7 +6,7 @@ import pytest
 from tests.fixtures.brokered import DRIVERS
 from tests.soak.stops import storm
 
-STOPS = 12
+STOPS = 6
 """``python -m tests.soak.stops`` makes a thousand."""
 
 

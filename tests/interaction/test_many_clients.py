@@ -9,7 +9,7 @@ from tests.interaction.served import Era, Logs, Served, Transport, served, until
 
 from glovebox_audit.log import AuditLog
 
-CLIENTS = 60
+CLIENTS = 32
 NAMES = ("alice", "bob", "carol", "dave")
 WAYS: list[tuple[Transport, Era]] = [("http", "legacy"), ("http", "modern"), ("sse", "legacy"), ("sse", "modern")]
 
@@ -45,8 +45,8 @@ async def _one(server: Served, number: int, meeting: anyio.Event, seen: list[str
     assert set(heard) <= {"sandbox started"}
 
 
-async def test_sixty_clients_never_get_each_others_answers(tmp_path: Path) -> None:
-    """Four principals, both HTTP transports, both eras, 240 tagged calls, all clients connected before the first."""
+async def test_many_clients_never_get_each_others_answers(tmp_path: Path) -> None:
+    """Four principals, both HTTP transports, both eras, 128 tagged calls, all clients connected before the first."""
     seen: list[str] = []
     meeting = anyio.Event()
     async with served(tmp_path, "http", *NAMES) as server:
@@ -60,10 +60,8 @@ async def test_sixty_clients_never_get_each_others_answers(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("transport", "era"), [("stdio", "legacy"), ("stdio", "modern"), *WAYS])
-async def test_two_hundred_calls_of_one_client_keep_their_answers(
-    transport: Transport, era: Era, tmp_path: Path
-) -> None:
-    """One connection, 200 calls at once: each gets its own answer, and never more than the promised number run."""
+async def test_many_calls_of_one_client_keep_their_answers(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """One connection, 80 calls at once: each gets its own answer, and never more than the promised number run."""
     most = 0
     async with served(tmp_path, transport) as server, server.client(transport, era) as client:
         broker = server.app.broker
@@ -76,9 +74,9 @@ async def test_two_hundred_calls_of_one_client_keep_their_answers(
             assert result.structured_content["stdout"] == f"echo n{number}"
 
         async with anyio.create_task_group() as tasks:
-            for number in range(200):
+            for number in range(80):
                 tasks.start_soon(one, number)
-    assert len(broker.finished) == 200
+    assert len(broker.finished) == 80
     assert most <= 16
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal
-from tests.fixtures.brokered import submitted, write_shipped
+from tests.fixtures.brokered import DRIVERS, submitted, write_shipped
 from tests.interaction.test_everyday import driver, portal
 from tests.repo.files import ROOT
 
@@ -25,6 +25,8 @@ from glovebox_server.settings import Settings
 
 __all__ = ["driver", "portal"]
 
+ONCE = pytest.mark.parametrize("driver", DRIVERS[:1], indirect=True)
+"""Nothing of the sandbox is in what the guest says here, and it is the same with every driver."""
 TABLE = ROOT / "docs/use/mistakes.csv"
 
 
@@ -105,6 +107,7 @@ def test_the_page_is_what_the_mistakes_say() -> None:
     assert len(MISTAKES) >= 40
 
 
+@ONCE
 def test_a_traceback_points_at_what_went_wrong(app: App, portal: BlockingPortal) -> None:
     """In the last line too, which often has no end; and in a traceback that the program prints itself."""
     code = 'import traceback\nx = {"a": 1}\ntry:\n    x["c"]\nexcept KeyError:\n    traceback.print_exc()\ny = x["b"]'
@@ -113,6 +116,7 @@ def test_a_traceback_points_at_what_went_wrong(app: App, portal: BlockingPortal)
     assert '    y = x["b"]\n        ~^^^^^\n' in text
 
 
+@ONCE
 def test_a_table_is_shown_with_all_its_columns(app: App, portal: BlockingPortal) -> None:
     """Eight of usual names, printed and as a value; the control is one of forty, too wide for anybody."""
     table = "pd.DataFrame({f'quarter_{n}_revenue': [1.25] for n in range(%d)})"
@@ -122,6 +126,7 @@ def test_a_table_is_shown_with_all_its_columns(app: App, portal: BlockingPortal)
     assert "..." in read(portal, app, f"import pandas as pd\n{table % 40}")
 
 
+@ONCE
 def test_a_text_of_several_lines_is_shown_as_text(app: App, portal: BlockingPortal) -> None:
     """As ``to_markdown`` makes one; the control is one line, of which one sees that it is a text and no number."""
     table = read(portal, app, "import pandas as pd\npd.DataFrame({'a': [1]}).to_markdown()")
@@ -131,6 +136,7 @@ def test_a_text_of_several_lines_is_shown_as_text(app: App, portal: BlockingPort
     assert read(portal, app, "'a\\n\\udc80'") == "[value]\na\n?"
 
 
+@ONCE
 def test_a_warning_names_no_file_of_the_guests(app: App, portal: BlockingPortal) -> None:
     """Of a figure that the guest draws, and of a program that blames its caller; fonts that lack are told once."""
     drawn = "import matplotlib.pyplot as plt\nplt.rcParams['font.family'] = 'Arial'\nplt.title('\u65e5');"
@@ -169,6 +175,7 @@ def test_a_machine_has_the_locale_that_it_names(app: App, portal: BlockingPortal
     assert "locale.Error" in read(portal, app, code.replace("''", "'de_DE.UTF-8'"))
 
 
+@ONCE
 @pytest.mark.parametrize(
     "code",
     [
@@ -190,6 +197,7 @@ def test_an_error_that_is_not_made_like_others_is_told_all_the_same(
     assert text.endswith("[ended: exited 1]")
 
 
+@ONCE
 def test_a_chart_that_nobody_can_see_is_told(app: App, portal: BlockingPortal) -> None:
     """In a package made as plotly is, imported by its front or beneath it; the control draws and shows nothing."""
     made = """
@@ -225,6 +233,7 @@ def test_what_is_lost_at_the_end_of_a_program_is_told(app: App, portal: Blocking
     assert "is full" not in read(portal, app, "f = open('/tmp/a', 'wb')\nf.write(bytes(2**20))")
 
 
+@ONCE
 @pytest.mark.parametrize(
     ("code", "note"),
     [

@@ -54,7 +54,7 @@ async def both(
 async def asked(url: str, token: str | None = None, **headers: str) -> httpx2.Response:
     """GET it."""
     whole = headers | ({} if token is None else {"Authorization": f"Bearer {token}"})
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(verify=False) as http:  # nothing here is https: no trust store is read
         return await http.get(url, headers=whole)
 
 
@@ -219,12 +219,11 @@ async def test_with_names_of_its_own_a_server_takes_tokens_for_those_alone(
     async with both(tmp_path, allowed_hosts=allowed_hosts) as (issuer, server):
         port = server.url.rpartition(":")[2]
         loopback = [f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")]
+        places = {f"http://{each}": not allowed_hosts for each in loopback}
+        places |= {f"https://{each}": bool(allowed_hosts) for each in NAMES}
+        tokens = {issuer.token(f"{place}{path}"): own for place, own in places.items() for path in RESOURCES}
         for host in (*loopback, *allowed_hosts):
-            for path in RESOURCES:
-                for place in loopback:
-                    assert await let_in(server, issuer.token(f"http://{place}{path}"), host) != bool(allowed_hosts)
-                for name in NAMES:
-                    assert await let_in(server, issuer.token(f"https://{name}{path}"), host) == bool(allowed_hosts)
+            assert {each: await let_in(server, each, host) for each in tokens} == tokens
 
 
 async def test_whoever_comes_by_another_way_is_told_the_servers_own_name(tmp_path: Path) -> None:

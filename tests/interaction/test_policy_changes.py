@@ -3,7 +3,8 @@
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,33 @@ import httpx2
 import mcp_types as types
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
+from click.testing import CliRunner
 from mcp import Client
 from mcp.server.subscriptions import PromptsListChanged, ToolsListChanged
 from tests.fixtures.callers import give_token
 from tests.interaction import node
-from tests.interaction.served import Era, Transport, until
-from tests.interaction.test_real_server import GLOVEBOX, connected
-from tests.interaction.test_tenants import client_of, options, served
+from tests.interaction.served import Era, Transport, connected, until, whole_server
+from tests.interaction.test_real_server import GLOVEBOX, over_http
+from tests.interaction.test_tenants import NAMES, options
+
+from glovebox_server.cli.main import main
+from glovebox_server.core import rights
 
 __all__ = ["options"]
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of this process looks for changes more often."""
+    monkeypatch.setattr(rights, "SECONDS", 0.05)
+
+
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(20):
         while not await holds():  # noqa: ASYNC110 - what is awaited is another process
-            await anyio.sleep(0.2)
+            await anyio.sleep(0.05)
 
 
 async def _rule(client: Client) -> str | None:
@@ -47,19 +58,28 @@ def _write(path: Path, text: str) -> None:
 async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
     options: list[str], tmp_path: Path
 ) -> None:
-    """A role gets a tool and loses it again; a call under way ends well; a file that is wrong is told in /health."""
+    """A role gets a tool and loses it again; a call under way ends well; a file that is wrong is told in /health.
+
+    One server is in this process, the other is a process of its own.
+    """
     path = tmp_path / "policy.toml"
     text = path.read_text()
     wider = text.replace('tools = ["list_workspace_files", "read_workspace_file"]', 'tools = ["run_python"]', 1)
     wider = wider.replace('expect = "deny"\nrule = "role.tools"', 'expect = "allow"')
-    with served(options, tmp_path) as (url, tokens), served(options, tmp_path) as (other, _):
-        async with client_of(url, tokens["support"], "auto") as one, client_of(other, tokens["support"], "auto") as two:
+    for name in NAMES:
+        give_token(tmp_path / "state", name)
+    with over_http(options, tmp_path) as (other, _):
+        async with (
+            whole_server(options, "http", *NAMES) as server,
+            server.client("http", "modern", "support") as one,
+            replace(server, url=other).client("http", "modern", "support") as two,
+        ):
 
             async def both(rule: str | None) -> bool:
                 return {await _rule(one), await _rule(two)} == {rule}
 
             async def health(base: str) -> dict[str, Any]:
-                async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {tokens['support']}"}) as http:
+                async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {server.tokens['support']}"}) as http:
                     told: dict[str, Any] = (await http.get(f"{base}/health")).json()
                     del http.headers["Authorization"]
                     ready = (await http.get(f"{base}/ready")).status_code == 200
@@ -76,7 +96,7 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
             before = log.read_bytes().count(b'"sandbox.started"')
 
             async def long() -> None:
-                code = "import time; time.sleep(10); print('done')"
+                code = "import os, time\nwhile not os.path.exists('/workspace/go'): time.sleep(0.05)\nprint('done')"
                 ended.append((await one.call_tool("run_python", {"code": code})).structured_content)
 
             async with anyio.create_task_group() as tasks:
@@ -85,33 +105,33 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
                 _write(path, text)
                 await _until(lambda: both("role.tools"))
                 assert not ended
+                (tmp_path / "support" / "go").touch()
             assert ended[0]["stdout"]["text"] == "done\n"
 
             _write(path, wider.replace("version = 1", "version = 2"))
 
             async def told(unusable: bool) -> bool:
-                return [(await health(each))["unusable_policy"] for each in (url, other)] == [unusable] * 2
+                return [(await health(each))["unusable_policy"] for each in (server.url, other)] == [unusable] * 2
 
             await _until(lambda: told(unusable=True))
             assert await both("role.tools")
-            doctor = await anyio.run_process([GLOVEBOX, "doctor", *options], check=False)
-            assert b"version" in doctor.stdout
+            doctor = await anyio.to_thread.run_sync(CliRunner().invoke, main, ["doctor", *options])
+            assert "version" in doctor.stdout
             _write(path, text)
             await _until(lambda: told(unusable=False))
 
             # A token that is bound to a role which only a later policy has comes in once that is in effect.
             _write(path, text.replace("[principals]", '[roles.late]\ntools = ["run_python"]\n[principals]'))
-            made = await anyio.run_process([GLOVEBOX, "token", "create", "late", "--role", "late", "--json", *options])
+            made = CliRunner().invoke(main, ["token", "create", "late", "--role", "late", "--json", *options])
             headers = {"Authorization": f"Bearer {json.loads(made.stdout)['token']}"}
             async with httpx2.AsyncClient() as http:
 
                 async def known() -> bool:
-                    found = [await http.get(f"{each}/health", headers=headers) for each in (url, other)]
+                    found = [await http.get(f"{each}/health", headers=headers) for each in (server.url, other)]
                     return [each.status_code for each in found] == [200, 200]
 
                 await _until(known)
-    records = [json.loads(line) for line in (tmp_path / "state/audit/audit.jsonl").read_text().splitlines()]
-    kinds = [each["kind"] for each in records]
+    kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
     assert kinds.count("policy.changed") == 2 * 3
     assert kinds.count("policy.refused") == 2
 
@@ -187,31 +207,26 @@ async def test_whose_lists_a_change_makes_others_is_told_and_nobody_else(
     roles: list[str], tmp_path: Path, era: Era
 ) -> None:
     """Over HTTP: the lister's own change, after the reader's, is the first that it hears of."""
-    path, text, told = (
-        tmp_path / "policy.toml",
-        ROLES.format(uid=os.getuid()),
-        {name: Told(era) for name in ("one", "two")},
-    )
+    path, text = tmp_path / "policy.toml", ROLES.format(uid=os.getuid())
+    told = {name: Told(era) for name in ("one", "two")}
     wider = text.replace('["read_workspace_file"]', '["read_workspace_file", "run_python"]')
-    mode = "legacy" if era == "legacy" else "auto"
-    tokens = {name: give_token(tmp_path / "state", name) for name in told}
-    with served(roles, tmp_path) as (url, _):
-        async with (
-            client_of(url, tokens["one"], mode, message_handler=told["one"]) as one,
-            client_of(url, tokens["two"], mode, message_handler=told["two"]) as two,
-            told["one"].follow(one),
-            told["two"].follow(two),
-        ):
-            _write(path, wider)
-            await until(lambda: len(told["one"].methods) == 2, 20)
-            assert told["one"].methods == ["notifications/tools/list_changed", "notifications/prompts/list_changed"]
-            assert [each.name for each in (await one.list_tools()).tools] == ["read_workspace_file", "run_python"]
-            assert told["two"].methods == []
-            _write(path, wider.replace('tools = ["list_workspace_files"]', "tools = []"))
-            await until(lambda: bool(told["two"].methods), 20)
-            assert (await two.list_tools()).tools == []
-            assert told["two"].methods == ["notifications/tools/list_changed"]
-            assert len(told["one"].methods) == 2
+    async with (
+        whole_server(roles, "http", *told) as server,
+        server.client("http", era, "one", message_handler=told["one"]) as one,
+        server.client("http", era, "two", message_handler=told["two"]) as two,
+        told["one"].follow(one),
+        told["two"].follow(two),
+    ):
+        _write(path, wider)
+        await until(lambda: len(told["one"].methods) == 2, 20)
+        assert told["one"].methods == ["notifications/tools/list_changed", "notifications/prompts/list_changed"]
+        assert [each.name for each in (await one.list_tools()).tools] == ["read_workspace_file", "run_python"]
+        assert told["two"].methods == []
+        _write(path, wider.replace('tools = ["list_workspace_files"]', "tools = []"))
+        await until(lambda: bool(told["two"].methods), 20)
+        assert (await two.list_tools()).tools == []
+        assert told["two"].methods == ["notifications/tools/list_changed"]
+        assert len(told["one"].methods) == 2
 
 
 @pytest.mark.parametrize(("transport", "era"), [("stdio", "legacy"), ("stdio", "modern"), ("sse", "legacy")])
@@ -219,13 +234,10 @@ async def test_a_client_of_another_transport_is_told_too(
     roles: list[str], tmp_path: Path, transport: Transport, era: Era
 ) -> None:
     """Over stdio and SSE; nobody hears of a change that leaves his lists as they are."""
-    path, text, told = (
-        tmp_path / "policy.toml",
-        ROLES.format(uid=os.getuid()).replace("token:one", "token:default"),
-        Told(era),
-    )
+    path, told = tmp_path / "policy.toml", Told(era)
+    text = ROLES.format(uid=os.getuid()).replace("token:one", "token:default")
     path.write_text(text)
-    async with connected(transport, era, roles, tmp_path, message_handler=told) as client, told.follow(client):
+    async with connected(transport, era, roles, message_handler=told) as client, told.follow(client):
         _write(path, text.replace('["list_workspace_files"]', "[]"))
         log = tmp_path / "state/audit/audit.jsonl"
         await until(lambda: b'"policy.changed"' in log.read_bytes(), 20)
@@ -241,7 +253,7 @@ async def test_a_client_of_another_transport_is_told_too(
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_without_a_policy_no_list_is_said_to_change(era: Era, tmp_path: Path) -> None:
     """The capability is not claimed in either era; the control is every other test here."""
-    async with connected("stdio", era, ["--state-dir", str(tmp_path / "state")], tmp_path) as client:
+    async with connected("stdio", era, ["--state-dir", str(tmp_path / "state")]) as client:
         found = client.server_capabilities
         assert found.tools is not None
         assert found.prompts is not None
@@ -251,19 +263,20 @@ async def test_without_a_policy_no_list_is_said_to_change(era: Era, tmp_path: Pa
         assert found.resources.subscribe
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-@pytest.mark.parametrize("sdk", ["v1", "v2", "v2-modern"])
+@pytest.mark.parametrize(
+    ("sdk", "transport"), [("v1", "http"), ("v2", "stdio"), ("v2-modern", "http"), ("v2-modern", "stdio")]
+)
 async def test_the_typescript_sdk_reads_its_list_again(
     sdk: str, transport: str, roles: list[str], tmp_path: Path
 ) -> None:
     """A client by other authors, which asks to be told, is told, and finds the new list."""
     path, text = tmp_path / "policy.toml", ROLES.format(uid=os.getuid())
     place = node.directory()
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         target = [GLOVEBOX, "serve", *roles]
         if transport == "http":
-            token = give_token(tmp_path / "state", "one")
-            target = [stack.enter_context(served(roles, tmp_path))[0], token]
+            server = await stack.enter_async_context(whole_server(roles, "http", "one"))
+            target = [server.url, server.tokens["one"]]
         command = ["node", str(node.HERE / "typescript" / "client.mjs"), sdk, transport, *target]
         variables = {**node.variables(place), "LIST_CHANGES": "1"}
         async with await anyio.open_process(command, env=variables, stderr=None) as client:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess  # noqa: TID251 - a whole server process with its pipes is what is tested
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from tests.interaction.fakes import as_app, fake_app
+from tests.interaction.fakes import FakeApp, as_app, fake_app
 from tests.interaction.served import until
 
 from glovebox_server.exits import ENDING, signal_name
@@ -46,8 +46,7 @@ class Process:
 
     def initialize(self, revision: str = "2025-11-25") -> None:
         """Open a session of the handshake era."""
-        info = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
-        self.send(_request(0, "initialize", info), b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        self.send(*_hello(revision))
         assert self.receive()["id"] == 0
 
     def ended(self) -> str:
@@ -62,6 +61,11 @@ def _request(number: int, method: str, params: dict[str, Any]) -> bytes:
 
 def _call(number: int, code: str) -> bytes:
     return _request(number, "tools/call", {"name": "run_python", "arguments": {"code": code}})
+
+
+def _hello(revision: str = "2025-11-25") -> list[bytes]:
+    info = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    return [_request(0, "initialize", info), b'{"jsonrpc":"2.0","method":"notifications/initialized"}']
 
 
 @contextmanager
@@ -155,15 +159,27 @@ def test_the_end_of_the_client_ends_its_calls_and_the_server(tmp_path: Path) -> 
         assert server.ended() == "stdin closed cancelled=1"
 
 
-@pytest.mark.parametrize("number", sorted({*ENDING, signal.SIGALRM}), ids=signal_name)
-def test_a_signal_ends_the_server_and_every_call_hears_of_it(number: int, tmp_path: Path) -> None:
-    """Whatever would kill it on the spot: calls are ended and answered, the exit code is 0.
+FIRST, LAST = _call(1, "wait") + b"\n" + _call(2, "wait") + b"\n" + _call(3, "wait"), _call(4, "1")
 
-    The control is a call that its client has cancelled: it hears no more, and is not waited for.
+
+def _told(lines: Iterable[bytes]) -> None:
+    """Of what was sent after the signal: calls 1 and 2 are answered.
+
+    The control is the third, which its client has cancelled: it hears no more, and is not waited for.
     """
+    told = {each["id"]: each["error"] for each in map(json.loads, lines) if "id" in each}
+    assert told.keys() == {1, 2}
+    for error in told.values():
+        assert error["code"] == types.CONNECTION_CLOSED
+        assert "was ended: server stopping." in error["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM, 40], ids=signal_name)
+def test_a_signal_ends_the_process_and_every_call_hears_of_it(number: int, tmp_path: Path) -> None:
+    """Calls are ended and answered, the exit code is 0; these, and one without a name, stand for all (see below)."""
     with _process(tmp_path) as server:
         server.initialize()
-        server.send(_call(1, "wait"), _call(2, "wait"), _call(3, "wait"), _call(4, "1"))
+        server.send(FIRST, LAST)
         while server.receive().get("id") != 4:
             pass
         server.send(_cancel(3), _request(5, "ping", {}))
@@ -172,12 +188,33 @@ def test_a_signal_ends_the_server_and_every_call_hears_of_it(number: int, tmp_pa
         server.process.send_signal(number)
         assert server.ended() == f"{signal_name(number)} cancelled=3"
         assert server.process.stdout is not None
-        answers = [json.loads(line) for line in server.process.stdout]
-    told = {each["id"]: each["error"] for each in answers if "id" in each}
-    assert told.keys() == {1, 2}
-    for error in told.values():
-        assert error["code"] == types.CONNECTION_CLOSED
-        assert "was ended: server stopping." in error["message"]
+        _told(server.process.stdout)
+
+
+async def test_every_signal_that_would_kill_ends_the_server_in_order(tmp_path: Path) -> None:
+    """Whatever would kill a process on the spot: as above, at a server in this one, for each signal in turn."""
+    for number in sorted(ENDING):
+        to_server, to_client = os.pipe(), os.pipe()
+        wire = stdio.StdioFds(read=to_server[0], write=to_client[1])
+        (directory := tmp_path / str(number)).mkdir(mode=0o700)
+        ended: list[str] = []
+        async with fake_app(directory) as app, anyio.create_task_group() as tasks:
+
+            async def serve(app: FakeApp = app, wire: stdio.StdioFds = wire, ended: list[str] = ended) -> None:
+                ended.append(await serve_stdio(as_app(app), wire))
+
+            tasks.start_soon(serve)
+            os.write(to_server[1], b"\n".join([*_hello(), FIRST, LAST, b""]))
+            await until(lambda broker=app.broker: len(broker.finished) == 1 and len(broker.running) == 3)  # type: ignore[misc]
+            os.write(to_server[1], _cancel(3) + b"\n")
+            await until(lambda broker=app.broker: len(broker.cancelled) == 1)  # type: ignore[misc]
+            signal.raise_signal(number)
+        assert (ended, len(app.broker.cancelled)) == ([signal_name(number)], 3)
+        os.close(to_client[1])
+        with os.fdopen(to_client[0], "rb") as answers:
+            _told(line for line in answers if json.loads(line).get("id") not in {0, 4})
+        for fd in (to_server[0], to_server[1]):
+            os.close(fd)
 
 
 def test_a_reader_that_went_away_ends_the_server(tmp_path: Path) -> None:
@@ -220,8 +257,7 @@ async def test_a_client_that_does_not_read_does_not_slow_its_call(tmp_path: Path
     params = {"name": "run_python", "arguments": {"code": "print"}, "_meta": meta}
     async with fake_app(tmp_path) as app, anyio.create_task_group() as tasks:
         tasks.start_soon(serve_stdio, as_app(app), wire)
-        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
-        os.write(to_server[1], _request(0, "initialize", info) + b"\n")
+        os.write(to_server[1], _hello()[0] + b"\n")
         # Answers that nobody reads fill the pipe (64 KiB) and everything before it.
         for number in range(1, 200):
             os.write(to_server[1], _request(number, "tools/list", {}) + b"\n")

@@ -1,22 +1,17 @@
 """Two tenants on one HTTP server with a policy: each has its own tools, workspace and limits, from end to end."""
 
 import json
-import subprocess  # noqa: TID251 - the server is a process of its own, as in real life
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
-import httpx2
 import mcp_types as types
 import pytest
+from click.testing import CliRunner
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from tests.fixtures.callers import give_token
-from tests.interaction.test_real_server import GLOVEBOX, over_http
+from tests.interaction.served import Era, plain_profile, whole_server
 
+from glovebox_server.cli.main import main
 from glovebox_server.mcp.server import DIGEST_META_KEY
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
@@ -58,24 +53,10 @@ def options(tmp_path: Path) -> list[str]:
         (tmp_path / name / f"{name}.txt").write_text(f"of {name}")
     places = {name: tmp_path / name for name in ("support", "research")}
     (tmp_path / "policy.toml").write_text(POLICY.format(**places))
-    return ["--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.toml")]
-
-
-@contextmanager
-def served(options: list[str], directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Run a server; give its URL, and a token for each name."""
-    tokens = {name: give_token(directory / "state", name) for name in NAMES}
-    with over_http(options, directory) as (url, _):
-        yield url, tokens
-
-
-@asynccontextmanager
-async def client_of(url: str, token: str, mode: str, **abilities: Any) -> AsyncIterator[Client]:
-    """One tenant's client."""
-    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
-        wire = streamable_http_client(f"{url}/mcp", http_client=http)
-        async with Client(wire, mode=mode, **abilities) as client:
-            yield client
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles/run_python.toml").write_text(plain_profile())
+    return ["--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.toml"),
+            "--profiles-dir", str(tmp_path / "profiles")]  # fmt: skip
 
 
 async def capabilities(client: Client) -> dict[str, Any]:
@@ -104,58 +85,58 @@ async def prompts_are_theirs(has: Client, *others: Client) -> None:
             await other.complete(named, path)
 
 
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], tmp_path: Path, era: Era) -> None:
     """Each lists, sees and reads its own; what is the other's is refused or not there, for the reason that it is.
 
     The control for each refusal is the other tenant, for whom the same works.
     """
-    with served(options, tmp_path) as (url, tokens):
-        async with (
-            client_of(url, tokens["support"], mode) as support,
-            client_of(url, tokens["research"], mode) as research,
-            client_of(url, tokens["stranger"], mode) as stranger,
-        ):
-            clients = {"support": support, "research": research, "stranger": stranger}
-            listed = {name: await client.list_tools() for name, client in clients.items()}
-            names = {name: [tool.name for tool in found.tools] for name, found in listed.items()}
-            assert names["support"] == ["list_workspace_files", "read_workspace_file"]
-            assert names["research"] == ["list_workspace_files", "read_workspace_file", "run_python"]
-            assert names["stranger"] == []
-            python = next(tool for tool in listed["research"].tools if tool.name == "run_python")
-            assert python.input_schema["properties"]["timeout_seconds"]["maximum"] == 3
+    async with (
+        whole_server(options, "http", *NAMES) as server,
+        server.client("http", era, "support") as support,
+        server.client("http", era, "research") as research,
+        server.client("http", era, "stranger") as stranger,
+    ):
+        clients = {"support": support, "research": research, "stranger": stranger}
+        listed = {name: await client.list_tools() for name, client in clients.items()}
+        names = {name: [tool.name for tool in found.tools] for name, found in listed.items()}
+        assert names["support"] == ["list_workspace_files", "read_workspace_file"]
+        assert names["research"] == ["list_workspace_files", "read_workspace_file", "run_python"]
+        assert names["stranger"] == []
+        python = next(tool for tool in listed["research"].tools if tool.name == "run_python")
+        assert python.input_schema["properties"]["timeout_seconds"]["maximum"] == 3
 
-            for name, client in clients.items():
-                facts = await capabilities(client)
-                assert facts["role"] == ("" if name == "stranger" else name)
-                assert [each["name"] for each in facts["tools"]] == names[name]
-                assert facts["tools_digest"] == (listed[name].meta or {})[DIGEST_META_KEY]
-                assert str(tmp_path) not in json.dumps(facts)
-                with pytest.raises(MCPError) as unknown:
-                    await client.call_tool("run_pythn", {"code": "1"})
-                assert unknown.value.error.data == {"tools": names[name]}
+        for name, client in clients.items():
+            facts = await capabilities(client)
+            assert facts["role"] == ("" if name == "stranger" else name)
+            assert [each["name"] for each in facts["tools"]] == names[name]
+            assert facts["tools_digest"] == (listed[name].meta or {})[DIGEST_META_KEY]
+            assert str(tmp_path) not in json.dumps(facts)
+            with pytest.raises(MCPError) as unknown:
+                await client.call_tool("run_pythn", {"code": "1"})
+            assert unknown.value.error.data == {"tools": names[name]}
 
-            for own, other in (("support", "research"), ("research", "support")):
-                found = await clients[own].call_tool("read_workspace_file", {"path": f"{own}.txt"})
-                assert f"of {own}" in str(found.content)
-                missing = await clients[own].call_tool("read_workspace_file", {"path": f"{other}.txt"})
-                assert missing.is_error
-                assert "no such file" in str(missing.content)
+        for own, other in (("support", "research"), ("research", "support")):
+            found = await clients[own].call_tool("read_workspace_file", {"path": f"{own}.txt"})
+            assert f"of {own}" in str(found.content)
+            missing = await clients[own].call_tool("read_workspace_file", {"path": f"{other}.txt"})
+            assert missing.is_error
+            assert "no such file" in str(missing.content)
 
-            await prompts_are_theirs(research, support, stranger)
+        await prompts_are_theirs(research, support, stranger)
 
-            ran = await research.call_tool("run_python", {"code": "import os; sorted(os.listdir('/workspace'))"})
-            assert ran.structured_content["value"] == "['research.txt']"
-            refused = await support.call_tool("run_python", {"code": "1"})
-            assert refused.structured_content["refused"]["rule"] == "role.tools"
-            nobody = await stranger.call_tool("read_workspace_file", {"path": "support.txt"})
-            assert nobody.structured_content["refused"]["rule"] == "policy.principal"
+        ran = await research.call_tool("run_python", {"code": "import os; sorted(os.listdir('/workspace'))"})
+        assert ran.structured_content["value"] == "['research.txt']"
+        refused = await support.call_tool("run_python", {"code": "1"})
+        assert refused.structured_content["refused"]["rule"] == "role.tools"
+        nobody = await stranger.call_tool("read_workspace_file", {"path": "support.txt"})
+        assert nobody.structured_content["refused"]["rule"] == "policy.principal"
 
-            long = await research.call_tool("run_python", {"code": "while True: pass"})
-            assert long.structured_content["ended"] == "timed_out"
-            code = "open('/output/a', 'wb').write(bytes(1 << 20)); open('/output/b', 'w').write('b')"
-            much = await research.call_tool("run_python", {"code": code})
-            assert "Your artifacts may hold 1048576 bytes" in str(much.content)
+        long = await research.call_tool("run_python", {"code": "import time; time.sleep(60)"})
+        assert long.structured_content["ended"] == "timed_out"
+        code = "open('/output/a', 'wb').write(bytes(1 << 20)); open('/output/b', 'w').write('b')"
+        much = await research.call_tool("run_python", {"code": code})
+        assert "Your artifacts may hold 1048576 bytes" in str(much.content)
 
     records = [json.loads(line) for line in (tmp_path / "state/audit/audit.jsonl").read_text().splitlines()]
     decided = [each["data"] for each in records if each["kind"] == "call.decided"]
@@ -176,14 +157,14 @@ async def test_what_a_token_is_bound_to_narrows_what_its_caller_may_do(options: 
     path.write_text(path.read_text().replace("[principals]", f"{more}[principals]"))
     made = {}
     for name, bound in (("night", ["--role", "support", "--workflow", "nightly"]), ("day", ["--role", "support"])):
-        command = [GLOVEBOX, "token", "create", name, *bound, "--json", *options]
-        done = await anyio.run_process(command)
+        done = CliRunner().invoke(main, ["token", "create", name, *bound, "--json", *options])
         made[name] = json.loads(done.stdout)["token"]
-    wrong = await anyio.run_process([GLOVEBOX, "token", "create", "x", "--role", "suport", *options], check=False)
-    assert wrong.returncode != 0
-    assert b"suport" in wrong.stderr
-    with served(options, tmp_path) as (url, _):
-        async with client_of(url, made["night"], "auto") as night, client_of(url, made["day"], "auto") as day:
+    wrong = CliRunner().invoke(main, ["token", "create", "x", "--role", "suport", *options])
+    assert wrong.exit_code != 0
+    assert "suport" in wrong.stderr
+    async with whole_server(options, "http") as server:
+        server.tokens.update(made)
+        async with server.client("http", "modern", "night") as night, server.client("http", "modern", "day") as day:
             assert [tool.name for tool in (await night.list_tools()).tools] == ["list_workspace_files"]
             assert [tool.name for tool in (await day.list_tools()).tools] == [
                 "list_workspace_files",
@@ -201,9 +182,8 @@ def test_a_policy_that_is_wrong_starts_nothing(options: list[str], tmp_path: Pat
     """Exit code 2, with file, line, key and nearest, before the state directory has a log."""
     path = tmp_path / "policy.toml"
     path.write_text(path.read_text().replace('"token:support" = "support"', '"token:support" = "suport"'))
-    command = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, ["serve", "--transport", "http", "--port", "0", *options])
+    assert done.exit_code == 2
     line = path.read_text().splitlines().index('"token:support" = "suport"') + 1
     expected = f'{path}:{line}: principals.token:support: there is no role "suport". The nearest is "support".'
     assert expected in done.stderr.replace("\n", " ")
