@@ -1,5 +1,6 @@
 """Files that are named as secrets are reach no caller of the jobs that read the workspace for it."""
 
+import asyncio
 import csv
 import json
 import os
@@ -11,7 +12,6 @@ from typing import Any
 import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp.shared.exceptions import MCPError
 from tests.fixtures.brokered import submitted
 from tests.fixtures.guest_jobs import Workspace, make
 
@@ -338,9 +338,11 @@ async def test_whole_calls_hide_what_the_profile_does_not_reveal(tmp_path: Path)
     (own / "read_workspace_file.toml").write_text(PROFILE)
     canary = plant(tmp_path / "state", place, "deploy-credentials.env")
     async with apps.opened(Settings(workspace=place, profiles_dir=own, state_dir=tmp_path / "state"), "cli") as app:
-        refused = await submitted(app, "read_workspace_file", {"path": ".env"})
-        assert refused.structured["error"]["kind"] == "path.missing"
-        assert refused.failed
+        named = SECRETS.keys() - {"service/.env.production"}
+        read = [submitted(app, "read_workspace_file", {"path": path}) for path in named]
+        answers = await asyncio.gather(*read)
+        for path, refused in zip(named, answers, strict=True):
+            assert (refused.structured["error"]["kind"], refused.failed) == ("path.missing", True), path
         # Only who calls over stdio may name files as the host does.
         outside = await submitted(app, "read_workspace_file", {"path": str(place / "config")})
         assert outside.structured["error"]["kind"] == "path.outside"
@@ -388,8 +390,7 @@ async def test_a_client_gets_the_same_answers_without_the_hidden_files(tmp_path:
 
     async def answers(client: Client) -> list[str]:
         found = []
-        for tool, arguments in calls:
-            result = await client.call_tool(tool, arguments)
+        for result in await asyncio.gather(*(client.call_tool(tool, arguments) for tool, arguments in calls)):
             own = ("call_id", "elapsed_ms")
             structured = {key: value for key, value in (result.structured_content or {}).items() if key not in own}
             found.append(json.dumps([structured, [block.model_dump() for block in result.content], result.is_error]))
@@ -401,11 +402,6 @@ async def test_a_client_gets_the_same_answers_without_the_hidden_files(tmp_path:
         before = await answers(client)
         assert "The nearest: keys/chain.pem." in before[4]
         assert '"public"' in before[5]
-        with pytest.raises(MCPError, match="Unknown tool") as unknown:
-            await client.call_tool("run_pyton", {})
-        shown = {tool.name: tool.description or "" for tool in (await client.list_tools()).tools}
-        assert unknown.value.error.data == {"tools": list(shown)}
-        assert "At most 30 s, 1 GiB of memory." in shown["run_python"]
         for name in secrets:
             (place / name).unlink()
         assert await answers(client) == before

@@ -52,6 +52,8 @@ for path, text in texts.items():
     print(json.dumps({path: text}), file=sys.stderr)
     name = path.split("/")[1]
     open("/output/" + name, "w").write(text)
+    if FAILS:
+        continue
     open("/output/" + name + ".json", "w").write(json.dumps({"text": text}))
     open("/output/" + name + ".bin", "wb").write(b"\xff\x00\n" + text.encode())
     open("copies/" + name, "w").write(text)
@@ -150,8 +152,8 @@ READERS = ("read_workspace_file", "search_workspace", "list_workspace_files")
 
 
 async def calls(box: Glovebox) -> Iterator[tuple[str, Called]]:
-    """Every tool on everything: each file by its name, all of them, a page, and programs that end well and badly."""
-    files = (*SECRETS, *(f"notes/{number:02}.txt" for number in range(len(KINDS))))
+    """Every tool: some files by their names, all of them, a page, and programs that end well and badly."""
+    files = (".env", "keys/server.pem", ".ssh/config", "notes/00.txt", "notes/01.txt")
     head = f"SECRETS = {sorted(SECRETS)!r}\n"
     made = [(f"read {path}", await box.call("read_workspace_file", path=path)) for path in files]
     made += [

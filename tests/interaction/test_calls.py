@@ -60,11 +60,12 @@ async def test_a_result_is_complete_in_both_forms(transport: Transport, era: Era
 
 @pairs
 async def test_an_unknown_tool_is_a_protocol_error(transport: Transport, era: Era, tmp_path: Path) -> None:
-    """The specification's -32602, in both eras."""
+    """The specification's -32602, in both eras; it names the tools there are."""
     async with served(tmp_path, transport) as server, server.client(transport, era) as client:
         with pytest.raises(MCPError, match="Unknown tool: run_shell") as raised:
             await client.call_tool("run_shell", {"command": "id"})
         assert raised.value.error.code == types.INVALID_PARAMS
+        assert raised.value.error.data == {"tools": [tool.name for tool in (await client.list_tools()).tools]}
 
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
