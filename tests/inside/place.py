@@ -161,7 +161,7 @@ async def ask_over_http(seen: Seen, url: str, token: str) -> None:
         url: base URL, without a trailing slash.
         token: bearer token.
     """
-    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS) as http:
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS, verify=False) as http:
         await ask(seen, streamable_http_client(f"{url}/mcp", http_client=http))
 
 

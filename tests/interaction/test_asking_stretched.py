@@ -151,7 +151,7 @@ class Servers:
         able: dict[str, Any] = {} if of.legacy else {"elicitation_callback": _never}
         me = types.Implementation(name=of.client, version="1")
         mode = "legacy" if of.legacy else "auto"
-        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+        async with httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http:
             wire = sse_client(f"{url}/sse", headers=headers)
             wire = wire if of.transport == "sse" else streamable_http_client(f"{url}/mcp", http_client=http)
             async with Client(wire, mode=mode, client_info=me, **able) as client:
@@ -230,36 +230,31 @@ def serving(options: list[str], directory: Path) -> Iterator[Servers]:
         yield Servers(urls=urls, tokens=tokens)
 
 
-async def test_no_yes_is_stretched_and_none_is_used_up_by_trying(options: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("carrying", [True, False], ids=["with a state", "after an operator's yes"])
+async def test_no_yes_is_stretched_and_none_is_used_up_by_trying(
+    carrying: bool, options: list[str], tmp_path: Path
+) -> None:
     """Each attempt ends as its line says, and nothing runs; the control is the legitimate call after all of them."""
-    legitimate = Stretch(carrying=None, without=None)
+    legitimate, code = Stretch(carrying=None, without=None), "print(6 * 7)"
     with serving(options, tmp_path) as servers:
         async with servers.client(legitimate) as client:
             other = await _other_run(servers)
-            carried = await _call(client, "run_python", {"code": "print(6 * 7)"})
+            asked = await _call(client, "run_python", {"code": code})
+            answer: dict[str, Any] = {"input_responses": YES, "request_state": asked.request_state} if carrying else {}
+            if not carrying:
+                operate(["approvals", "allow", _identifier(asked)], options)
+            wanted = {name: each.carrying if carrying else each.without for name, each in STRETCHES.items()}
             found = {
-                name: await servers.attempt(each, "print(6 * 7)", other, carried, carrying=True)
-                for name, each in STRETCHES.items()
-                if each.carrying
+                name: await servers.attempt(STRETCHES[name], code, other, asked, carrying=carrying)
+                for name, end in wanted.items()
+                if end
             }
-            assert found == {name: each.carrying for name, each in STRETCHES.items() if each.carrying}
+            assert found == {name: end for name, end in wanted.items() if end}
             assert kinds(tmp_path).count("call.finished") == 1
-            answer: dict[str, Any] = {"input_responses": YES, "request_state": carried.request_state}
-            assert _rule(await _call(client, "run_python", {"code": "print(6 * 7)"}, **answer)) == "ran"
-
-            allowed = await _call(client, "run_python", {"code": "print(7 * 6)"})
-            operate(["approvals", "allow", _identifier(allowed)], options)
-            found = {
-                name: await servers.attempt(each, "print(7 * 6)", other, allowed, carrying=False)
-                for name, each in STRETCHES.items()
-                if each.without
-            }
-            assert found == {name: each.without for name, each in STRETCHES.items() if each.without}
-            assert kinds(tmp_path).count("call.finished") == 2
-            assert _rule(await _call(client, "run_python", {"code": "print(7 * 6)"})) == "ran"
-            again = await _call(client, "run_python", {"code": "print(7 * 6)"})
+            assert _rule(await _call(client, "run_python", {"code": code}, **answer)) == "ran"
+            again = await _call(client, "run_python", {"code": code})
             assert isinstance(again, types.InputRequiredResult)
-    assert kinds(tmp_path).count("call.finished") == 3
+    assert kinds(tmp_path).count("call.finished") == 2
 
 
 async def _other_run(servers: Servers) -> str:

@@ -71,7 +71,7 @@ async def connected(
         return
     with over_http(options, directory) as (url, token):
         headers = {"Authorization": f"Bearer {token}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+        async with httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http:
             wire = sse_client(f"{url}/sse", headers=headers)
             wire = wire if transport == "sse" else streamable_http_client(f"{url}/mcp", http_client=http)
             async with Client(wire, mode=mode, **abilities) as client:
