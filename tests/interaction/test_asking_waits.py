@@ -42,6 +42,7 @@ async def test_who_waits_hears_what_for_and_holds_no_turn(
     transport: Transport, era: Era, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the sentence and with every heartbeat; another call of a caller with one turn passes; a yes lets it go on."""
+    assert delivery.HEARTBEAT_SECONDS == 5
     monkeypatch.setattr(delivery, "HEARTBEAT_SECONDS", 0.3)
     (tmp_path / "policy.toml").write_text(ONE_TURN)
     heard: list[str] = []
