@@ -348,6 +348,7 @@ def test_a_grant_of_a_host_adds_one_rule_for_it() -> None:
 
 
 def test_hosts_of_a_program_are_asked_about_by_operators_alone() -> None:
+    """It has ended: nobody at the client is asked any more."""
     profile, target = _networked({"host": "a.org"}), parse_url("GET", "https://b.org/")
     made = proposal(profile=profile)
     for by, number in (("operator", 1), ("either", 1), ("client", 0)):

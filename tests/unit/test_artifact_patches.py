@@ -209,6 +209,7 @@ def test_a_line_is_charged_though_it_names_nothing_new(line: bytes) -> None:
 
 
 def test_twenty_thousand_files_of_ours_are_read_in_full() -> None:
+    """Control of the bound above, as is a large text of long lines."""
     names = (f"src/package/module_{number:05}.txt" for number in range(20_000))
     ours = "".join(CHANGED.replace("a/l", f"a/{name}").replace("b/l", f"b/{name}") for name in names)
     assert marks(ours.encode()) == ""

@@ -285,6 +285,7 @@ async def test_artifacts_outlive_the_server_that_stored_them(tmp_path: Path) -> 
 
 
 async def test_a_server_does_not_disturb_a_file_another_is_receiving(tmp_path: Path) -> None:
+    """Opening and sweeping clear away only what dead processes left."""
     async with a_store(tmp_path / "q") as first, collector_of(first, a_call(), limits()) as collection:
         await receive(collection, "sealed", b"sealed")
         async with receiving(collection, "half") as sink:

@@ -404,6 +404,7 @@ async def test_a_disk_that_never_answers_stops_only_the_log(directory: Path, mon
 
 
 async def test_a_closed_log_takes_nothing(directory: Path) -> None:
+    """A call that outlives the server's log fails instead of going unrecorded."""
     async with AuditLog.open(directory, "s_1") as audit:
         pass
     with pytest.raises(AuditError, match="the log was closed"):

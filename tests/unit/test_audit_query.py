@@ -346,6 +346,7 @@ def test_questions_at_the_same_time_wait_for_each_other(log: Path) -> None:
 
 
 def test_one_that_is_held_too_long_is_not_waited_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process must not stop the others."""
     monkeypatch.setattr(index, "LOCK_WAIT_SECONDS", 0.05)
     with index.locked(log, SAID.append):
         assert len(found(log)) == len(CALLS)

@@ -308,6 +308,7 @@ def test_a_call_is_found_with_one_read_from_its_beginning_to_its_end(days: Days)
 
 
 def test_a_segment_whose_times_do_not_run_forward_may_hold_any_call(days: Days) -> None:
+    """The clock was a year ahead for a while: what was written meanwhile, and since, is found, and what came before."""
     before = days.call()
     right, days.now = days.now, days.now + 365 * DAY
     ahead = days.call()

@@ -142,6 +142,7 @@ def test_an_old_anchor_still_holds_for_a_longer_log(tmp_path: Path) -> None:
     ],
 )
 def test_a_head_that_says_nothing_is_a_problem(tmp_path: Path, content: bytes | None, detail: str) -> None:
+    """Without a head a cut end cannot be told, so its absence is reported."""
     directory = tmp_path / "audit"
     fill(directory, 1)
     (directory / HEAD_NAME).unlink()

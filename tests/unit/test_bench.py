@@ -208,6 +208,7 @@ def test_a_part_that_has_moved_is_named(place: str) -> None:
 
 
 def test_no_part_that_rows_are_made_of_is_renamed() -> None:
+    """Another revision is compared by these words."""
     last = "audit: last record and signed receipt, on disk"
     assert {"policy: decide", "audit: {}, on disk", last} <= {*spans.POINTS.values()}
 

@@ -201,6 +201,7 @@ async def test_a_malformed_outcome_is_no_outcome(changes: dict[str, Any], messag
     ],
 )
 async def test_a_broken_rule_is_told_as_a_broken_sandbox(data: bytes, message: str) -> None:
+    """One exception, not a group of them: the broker records it and the caller hears of it."""
     told = await trouble(scripted(data))
     assert "broke the wire's protocol" in told
     assert message in told

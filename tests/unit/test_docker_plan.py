@@ -123,6 +123,7 @@ def test_a_mount_that_opens_the_host_is_refused(source: str, shown: str) -> None
 
 @pytest.mark.parametrize("source", ["/home/someone", "/srv/data", "/var/lib/jenkins/project", "/runner/work", "/devel"])
 def test_an_ordinary_directory_is_mounted(source: str) -> None:
+    """Control: directories of users, also those whose names only begin like a refused one's."""
     mounts = body(replace(SPEC, mounts=(Mount(source=source, target="/workspace"),)))["HostConfig"]["Mounts"]
     assert [(mount["Source"], mount["ReadOnly"]) for mount in mounts] == [(source, True)]
 
@@ -146,6 +147,7 @@ def test_an_unclear_path_is_refused(source: str, target: str, field: str) -> Non
 
 
 def test_two_mounts_cannot_share_a_target() -> None:
+    """The second would cover the first."""
     mounts = (Mount(source="/home/a", target="/workspace"), Mount(source="/home/b", target="/workspace"))
     with pytest.raises(UnsupportedSpecError, match="same target"):
         make(replace(SPEC, mounts=mounts), HOST, SECCOMP)

@@ -294,6 +294,8 @@ def test_what_a_program_has_put_in_the_place_of_a_function_does_not_keep_it_from
 
 @pytest.mark.timeout(10)  # ten times as long as it waits for somebody
 def test_a_child_ends_by_itself_where_nobody_ends_it() -> None:
+    """With the same status: a guest that has not heard sees that."""
+
     def task(_payload: Mapping[str, Any], _emit: Emit) -> int:
         return 7
 

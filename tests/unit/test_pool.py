@@ -475,7 +475,7 @@ async def test_nothing_waits_in_a_queue_that_nobody_refills() -> None:
 
 
 @jumping
-async def test_plans_do_not_share_sandboxes() -> None:
+async def test_plans_do_not_share_sandboxes_and_may_have_one_ready_before_the_first_call() -> None:
     """Two profiles, two queues; where a profile asks for it, one is ready before the first call."""
     other = replace(PLAN, spec=replace(PLAN.spec, output=True))
     async with a_scene() as scene:

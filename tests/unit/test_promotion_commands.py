@@ -186,7 +186,7 @@ def test_a_file_that_changed_since_is_not_put_back(place: Path) -> None:
     assert held(place / "reports") == now
 
 
-def test_what_is_expected_must_be_what_would_change(place: Path) -> None:
+def test_what_is_expected_must_be_what_would_change_and_is_not_changed_twice(place: Path) -> None:
     """A digest printed before the folder changed is none; it needs no hash name. The second time nothing is to do."""
     words = ("promote", *addresses(place), "--into", "reports", "--json")
     digest = json.loads(run(place, *words)[1])["plan"]["digest"]

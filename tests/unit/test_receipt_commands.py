@@ -58,7 +58,7 @@ def test_the_control_a_receipt_is_shown_and_verified(state: Path, tmp_path: Path
     assert told["statement"] == said((tmp_path / "r.json").read_bytes())
 
 
-def test_what_show_prints_as_json_is_the_receipt(state: Path, tmp_path: Path) -> None:
+def test_what_show_prints_is_the_receipt_and_the_name_of_a_key_moves_no_cursor(state: Path, tmp_path: Path) -> None:
     """Redirected into a file it verifies; the name of a key is somebody's, and a terminal obeys what it prints."""
     shown = run("receipt", "show", CALL_ID, "--json", "--state-dir", state)
     (tmp_path / "copy.json").write_text(shown.output)
