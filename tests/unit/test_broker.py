@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
+from unittest.mock import AsyncMock, Mock
 
 import anyio
 import pytest
@@ -31,7 +32,7 @@ from glovebox_sandboxes.session.connection import host_namespaces
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import CallResult, Principal
-from glovebox_server.core.broker import Broker
+from glovebox_server.core.broker import Broker, _pass_on
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
@@ -453,3 +454,12 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
     with pytest.raises(ArtifactStoreError):
         await scene.call(inputs=("artifact://" + "0" * 26,))
     assert scene.audit.kinds() == ["call.decided", "call.failed"]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_what_a_mask_withheld_is_shown_where_all_live_output_was_passed_on_alone(*, complete: bool) -> None:
+    """Else the rest of what a canary is in would still be shown at the end."""
+    look, transform, outcome = Mock(is_complete=complete, ended=AsyncMock()), AsyncMock(), Mock(ended="exited")
+    await _pass_on(Mock(now=Mock(observer=look, transforms=[transform])), outcome)
+    look.ended.assert_awaited_once_with(outcome)
+    transform.assert_awaited_once_with(outcome, complete)
