@@ -246,7 +246,7 @@ def test_a_value_that_is_lent_while_a_program_runs_is_shown_by_it_no_more() -> N
 
 async def _masked(redact: str, shown: list[str], forms: Forms) -> tuple[Callable[[str], None], Any]:
     """What a call shows its output with, and what masks its outcome."""
-    now = SimpleNamespace(wrap_live=[], transforms=[], redacted=Counter(), observer=None)
+    now = SimpleNamespace(wrap_live=[], transforms=[], redacted=Counter(), observers=())
     now.profile, now.rights = SimpleNamespace(result=SimpleNamespace(redact=redact)), SimpleNamespace(credentials=(1,))
     await masking.mask(lambda _: forms, None, cast("Any", SimpleNamespace(now=now)))
     return now.wrap_live[0](shown.append), now.transforms[0]

@@ -267,21 +267,23 @@ async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[In
 
 async def _pass_on(call: Call, outcome: Outcome) -> Outcome:
     now = call.now
-    if now.observer is not None:
-        await now.observer.ended(outcome)
-    normal = outcome.ended == "exited" and (now.observer is None or now.observer.is_complete)
+    for observer in now.observers:
+        await observer.ended(outcome)
+    normal = outcome.ended == "exited" and all(observer.is_complete for observer in now.observers)
     for transform in now.transforms:
         outcome = await transform(outcome, normal)
     return outcome
 
 
 def _show_live(call: Call) -> Callable[[bytes], None]:
-    """Return a function that takes raw live output: the observer first, then masks, then the listener."""
+    """Return a function that takes raw live output: observers first, then masks, then the listener."""
     show: accepting.Show = call.listener.printed
     for wrap in call.now.wrap_live:
         show = wrap(show)
-    if call.now.observer is not None:
-        return call.now.observer.printed(show)
+    if len(call.now.observers) == 1:
+        return call.now.observers[0].printed(show)
+    if call.now.observers:
+        raise AssertionError("live output has one observer")
     return lambda data: show(data.decode("utf-8", "replace"))
 
 

@@ -161,7 +161,7 @@ class Attempt:
     """Awaited when it has run, in reverse order, before its last record."""
     on_result: list[Callable[[CallResult], Awaitable[CallResult]]] = field(default_factory=list)
     """Extend its result once that is on record, in reverse order."""
-    observer: Observer | None = None
+    observers: list[Observer] = field(default_factory=list)
     transforms: list[Transform] = field(default_factory=list)
     inspect_file: Callable[[], Callable[[bytes], None] | None] = lambda: None
     """Called for each file that leaves the sandbox; the result gets name and pieces, in another thread."""

@@ -128,7 +128,7 @@ def _on_decided(guards: GuardSet) -> Iterator[GuardLink]:
 
 
 def _around_run(guards: GuardSet) -> Iterator[GuardLink]:
-    # Before the observer, which looks for the placeholders of its keys.
+    # Before the observers, which look for the placeholders of its keys.
     network = partial(open_network, guards.credentials, guards.watch, guards.gates)
     yield GuardLink(guard=network, when=lambda call: call.now.profile.network.mode != "none")
     on_secret = None

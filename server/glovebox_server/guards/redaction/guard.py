@@ -53,7 +53,7 @@ SecretHook = Callable[[ToolCall, Outcome], Awaitable[None]]
 
 
 async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None, call: Call) -> None:
-    """Mask the outcome of a call. Outer guards see masked output; the observer saw it before."""
+    """Mask the outcome of a call. Outer guards see masked output; observers saw it before."""
     now = call.now
     redact, rights, counts = now.profile.result.redact, now.rights, now.redacted
     live: LiveOutput | None = None
@@ -73,7 +73,7 @@ async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None
         outcome, secrets = await mask_outcome(outcome, values())
         counts.update(secrets)
         # An observer has scanned already; without a mask there is nothing for a rule to find.
-        if on_secret is not None and call.now.observer is None and (secrets or _holds_text(raw.value)):
+        if on_secret is not None and not call.now.observers and (secrets or _holds_text(raw.value)):
             await on_secret(call.request, raw)
         if redact == "refuse" and counts:
             kinds = ", ".join(f"{kind} × {number}" if number > 1 else kind for kind, number in counts.items())

@@ -276,7 +276,7 @@ class Watch:
         """Look through raw output for canary tokens and secrets, before anything is masked (GB-LIFE-10, GB-LIFE-11)."""
         look = self.look(call.now.placeholders)
         look.examine = partial(self.ended, call.request)
-        call.now.observer = look
+        call.now.observers.append(look)
         call.now.inspect_file = look.file
 
     def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
