@@ -150,7 +150,7 @@ def test_what_is_not_text_is_refused(body: bytes, content_type: str) -> None:
     assert "not text" in error["reason"]
 
 
-FLOOD_BYTES = 1 << 18
+MEBIBYTE = 1 << 20
 FLOODS = [
     b"<", b"<!--", b"<a ", b"<!", b"&amp;", b"&#x110000;", b'<a href="', b"<a b='", b"<a =", b"</", b"<?", b"<div>",
     b"<ul><li>", b"<blockquote>x", b"<table><tr><td>", b"<code>x", b"<a href=/y>x", b"<nav>", b"<p hidden>", b"<pre>",
@@ -161,10 +161,10 @@ FLOODS = [
 
 @pytest.mark.parametrize("piece", FLOODS)
 def test_no_flood_of_tags_takes_long(piece: bytes) -> None:
-    """A part of a second for 256 KiB of anything; at this size quadratic time is minutes."""
+    """A second at most for a mebibyte of anything; at this size quadratic time is minutes."""
     # The control is ``html.parser``, which needs over a minute for a tenth of the flood of ``<a ``.
-    body = piece * (FLOOD_BYTES // len(piece))
+    body = piece * (MEBIBYTE // len(piece))
     started = time.process_time()
     found = shown(body)
-    assert time.process_time() - started < 2.0
+    assert time.process_time() - started < 3.0
     assert len(found["text"]) <= 20_000
