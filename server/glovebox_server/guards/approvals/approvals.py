@@ -47,12 +47,12 @@ MAX_REFUSED: Final = 64
 REFUSED_MS: Final = 3_600_000
 _UNSHOWABLE: Final = Refusal(
     rule="approval.arguments",
-    reason="Somebody has to approve this call, and its arguments hold what nobody can be shown: unpaired surrogates.",
+    reason="A person must approve this call, but its arguments contain unpaired surrogates, which cannot be displayed.",
     hint="Write such characters as escapes in the program.",
 )
 _MANY: Final = Refusal(
     rule="approval.many",
-    reason=f"Somebody has to approve this call, and {store.MAX_PENDING} questions of yours are not answered yet.",
+    reason=f"A person must approve this call, but {store.MAX_PENDING} of your questions are not answered yet.",
     hint="Wait until they are, then call again.",
 )
 _WORDS: Final[Mapping[str, tuple[str, str]]] = {

@@ -107,8 +107,8 @@ def _lines(question: Question) -> Iterator[str]:
     yield f"Run {visible(about.run)}" + (f", workflow {visible(question.workflow)}" if question.workflow else "")
     yield f"Question {question.id}, open until {question.expires:%Y-%m-%d %H:%M:%S} UTC. {_reach(question)}"
     if about.lifted is not None:
-        target = visible(about.target)
-        yield f"An approval lifts a denial, for {about.lifted} {target}; for the run, of every call of {about.tool}."
+        lifted = f"{about.lifted} {visible(about.target)}"
+        yield f"An approval lifts a denial, for {lifted}; for the run, of every call of {about.tool} in it."
     names = (about.principal, question.client, about.run, question.workflow, about.target)
     yield from warn_of_letters("these names hold", "".join(filter(None, names)))
     if about.changes:
