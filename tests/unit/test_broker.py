@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -32,7 +32,7 @@ from glovebox_sandboxes.session.connection import host_namespaces
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import CallResult, Principal
-from glovebox_server.core.broker import Broker, _pass_on
+from glovebox_server.core.broker import Broker, _pass_on, _show_live
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
@@ -460,6 +460,14 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
 async def test_what_a_mask_withheld_is_shown_where_all_live_output_was_passed_on_alone(*, complete: bool) -> None:
     """Else the rest of what a canary is in would still be shown at the end."""
     look, transform, outcome = Mock(is_complete=complete, ended=AsyncMock()), AsyncMock(), Mock(ended="exited")
-    await _pass_on(Mock(now=Mock(observer=look, transforms=[transform])), outcome)
+    await _pass_on(Mock(now=Mock(observers=[look], transforms=[transform])), outcome)
     look.ended.assert_awaited_once_with(outcome)
     transform.assert_awaited_once_with(outcome, complete)
+
+
+@pytest.mark.parametrize("observers", [1, 2])
+def test_live_output_has_one_observer(observers: int) -> None:
+    """The control is one: of two, neither would know what the other withholds."""
+    call = Mock(now=Mock(wrap_live=[], observers=[Mock(name="look")] * observers))
+    with nullcontext() if observers == 1 else pytest.raises(AssertionError, match="one observer"):
+        assert _show_live(call) is call.now.observers[0].printed.return_value
