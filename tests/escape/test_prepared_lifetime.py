@@ -117,6 +117,7 @@ async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
                 await until(lambda: ready(app))
                 os.kill(first, signal.SIGKILL)
             assert failed
+            await until(lambda: not ready(app))  # the kernel ends them one after the other
             assert await printed(app, "print(2)") == "2\n"
 
         async def again() -> bool:

@@ -43,6 +43,7 @@ from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok,
 
 from glovebox_audit.chain import new_call_id
 from glovebox_server.calls import Principal
+from glovebox_server.guards.stops import stops
 
 __all__ = ["wires"]
 
@@ -101,6 +102,12 @@ KEY = "q7Zk2mX9vB4tR8wLp3Ns"
 LISTED, BESIDE, ELSEWHERE = "docs.example.org", "beside.example.org", "other.example.net"
 HTTP = f'{{ host = "{LISTED}", schemes = ["http"] }}'
 PAGE = ok(b"<html><body><p>Hello</p></body></html>", "Content-Type: text/html")
+
+
+@pytest.fixture(autouse=True)
+def look_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for stops out of step with anyio's wait for blocked tasks, which never ends while both wake together."""
+    monkeypatch.setattr(stops, "LOOK_SECONDS", 0.03)
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

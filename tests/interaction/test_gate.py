@@ -298,7 +298,7 @@ async def test_a_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         host, port = server.url.removeprefix("http://").split(":")
         whole = _request(server, "GET", "/health", {"Connection": ""})
         for sent in ([], [whole[:20]], [whole, whole[:20]]):
-            with anyio.fail_after(3):
+            with anyio.fail_after(30):
                 async with await anyio.connect_tcp(host, int(port)) as stream:
                     for part in sent:
                         await stream.send(part)

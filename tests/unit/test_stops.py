@@ -169,7 +169,7 @@ async def test_a_running_call_ends_and_those_it_does_not_name_go_on(tmp_path: Pa
             spared = held.enter_context(stops.ending(a_call(run="r_" + "1" * 26)))
             stop = put(tmp_path, a_stop("run"))
             began = time.monotonic()
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await anyio.sleep_forever()
         assert stopped.scope.cancelled_caught
         assert stopped.refusal == stop.refusal
@@ -197,7 +197,7 @@ async def test_what_is_no_stop_stops_everything_and_says_how_to_lift_it(case: st
     async with obeying(tmp_path) as stops:
         with suppress(CallDeniedError), stops.ending(a_call()) as stopped:
             stops_of(tmp_path).add(name, content)
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await anyio.sleep_forever()
         assert stopped.scope.cancelled_caught
         assert stopped.refusal is not None
