@@ -258,7 +258,7 @@ expect = "deny"
 def test_a_server_warns_of_such_scopes_when_it_starts(tmp_path: Path) -> None:
     """On standard error, for the operator; over stdio the protocol has standard output alone."""
     words = ["serve", "--policy", str(written(tmp_path, CONFLICT)), "--state-dir", str(tmp_path / "state")]
-    command = [str(Path(sys.executable).with_name("glovebox")), *words]
+    command = [sys.executable, "-m", "glovebox_server", *words]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
     assert 'Policy: [scopes] has "b" before "a"' in done.stderr, done.stderr
     assert done.stdout == ""
