@@ -1,13 +1,15 @@
 """Counts which wrong versions of a guard its tests notice: ``make mutate GUARD=stops``, outside CI.
 
-mutmut changes one expression of the guard's folder at a time and runs the unit and property tests that import the
-guard. It works on a copy in ``.mutate/GUARD``, with its own packages in ``.venv-mutate``, apart from what is tested.
+mutmut changes one expression of the guard's folder at a time and runs the tests that reach its function: of unit,
+property and escape tests that import the guard, and of ``WHOLE_CALLS``. Processes that tests start remain unchanged. It
+works on a copy in ``.mutate/GUARD``, with its own packages in ``.venv-mutate``, apart from what is tested.
 
 ``equivalent_mutants.csv`` lists changes that no test can notice, each with its reason, by function and changed line:
 mutmut's numbers move with the code. Exit: 1 if fewer than ``WANTED`` percent of the others are noticed.
 """
 
 import csv
+import os
 import re
 import shutil
 import subprocess  # noqa: TID251 - runs mutmut, in a folder of ours; nothing here comes from a sandbox
@@ -17,12 +19,19 @@ from pathlib import Path
 
 from tests.repo.files import ROOT
 
+from glovebox_server.settings import Settings
+
 MUTMUT = "mutmut==3.8.1"
 WANTED = 85
+WHOLE_CALLS = "tests/interaction/test_call_order.py"
+"""Goes through every guard and names none."""
+SLOW = {"test_hidden_from_programs.py", "test_keys_in_calls.py", "test_planted_secrets.py"}
+"""Left out: they take a minute or more."""
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.csv")
 _COPIED = ("server/glovebox_server", "server/glovebox_audit", "tests", "pyproject.toml")
 _LINKED = ("docs", "profiles", "sandboxes", "examples", "scripts")
 _NOTICED = {"killed", "timeout", "suspicious"}
+_SHOW = "import sys; from mutmut.__main__ import show; [show.callback(name) for name in sys.argv[1:]]"
 
 
 def main(guard: str) -> int:
@@ -31,26 +40,28 @@ def main(guard: str) -> int:
     if not (ROOT / "server" / folder).is_dir():
         names = sorted(path.name for path in (ROOT / "server/glovebox_server/guards").iterdir() if path.is_dir())
         sys.exit(f"Cannot mutate {guard}: there is no such guard. Name one of {', '.join(names)}.")
-    place, python = ROOT / ".mutate" / guard, _get_mutmut()
+    place, python = ROOT / ".mutate" / guard, str(_get_mutmut())
     tests = _make_copy(place, folder, f"guards.{guard}")
-    _say(f"• {len(tests)} test files import the guard; this takes about a second a change")
+    _say(f"• {len(tests)} test files; this takes some seconds a change")
     environment = {
         "PYTHONPATH": f"{sysconfig.get_path('purelib')}:{ROOT}/profiles:{ROOT}/sandboxes",
         "HOME": str(place),
+        "PATH": os.environ["PATH"],
+        "GLOVEBOX_DATA_DIR": str(Settings().data_dir),
     }
 
-    def mutmut(*arguments: str) -> str:
-        command = [str(python), "-m", "mutmut", *arguments]
+    def run(*arguments: str) -> str:
+        command = [python, *arguments]
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            sys.exit(f"mutmut {arguments[0]} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            sys.exit(f"mutmut failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return done.stdout
 
-    mutmut("run")
-    found = dict(
-        line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines() if ": " in line
-    )
-    shown = {name: _changed_line(mutmut("show", name)) for name, end in found.items() if end not in _NOTICED}
+    run("-m", "mutmut", "run")
+    results = run("-m", "mutmut", "results", "--all", "true")
+    found = dict(line.strip().rsplit(": ", 1) for line in results.splitlines() if ": " in line)
+    shows = run("-c", _SHOW, *(name for name, end in found.items() if end not in _NOTICED)).split("\n# ")
+    shown = {show.partition(": ")[0].removeprefix("# "): _changed_line(show) for show in shows if show}
     with EQUIVALENT.open(newline="") as file:
         known = {(row["function"], row["line"]) for row in csv.DictReader(file) if row["guard"] == guard}
     missed = {name: line for name, line in shown.items() if (_function(name), line) not in known}
@@ -74,11 +85,15 @@ def _get_mutmut() -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(ROOT / ".venv-mutate")], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", MUTMUT]
         subprocess.run(pip, check=True)
+    # For processes that tests start, which read no PYTHONPATH.
+    (packages,) = (ROOT / ".venv-mutate/lib").glob("python*/site-packages")
+    lines = [sysconfig.get_path("purelib"), *(str(ROOT / name) for name in ("server", "profiles", "sandboxes"))]
+    (packages / "glovebox.pth").write_text("\n".join(lines))
     return python
 
 
 def _make_copy(place: Path, folder: str, module: str) -> list[str]:
-    """Make the tree that mutmut changes; return the test files that import the module."""
+    """Make the tree that mutmut changes; return the test files to run."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for name in _COPIED:
@@ -86,15 +101,17 @@ def _make_copy(place: Path, folder: str, module: str) -> list[str]:
         copy(ROOT / name, place / Path(name).name)
     for name in _LINKED:
         (place / name).symlink_to(ROOT / name)
-    paths = (path for kind in ("unit", "property") for path in sorted((place / "tests" / kind).glob("test_*.py")))
-    tests = [str(path.relative_to(place)) for path in paths if re.search(rf"\b{re.escape(module)}\b", path.read_text())]
+    paths = (path for kind in ("unit", "property", "escape") for path in (place / "tests" / kind).glob("test_*.py"))
+    imports = re.compile(rf"\b{re.escape(module)}\b")
+    importing = (path for path in paths if path.name not in SLOW and imports.search(path.read_text()))
+    tests = [WHOLE_CALLS, *sorted(str(path.relative_to(place)) for path in importing)]
     with (place / "pyproject.toml").open("a") as file:
         file.write(f"""
 [tool.mutmut]
 source_paths = ["glovebox_server"]
 only_mutate = ["{folder}/*.py"]
 also_copy = {["glovebox_audit", *_LINKED]}
-pytest_add_cli_args = ["-p", "no:cacheprovider", "--driver", "bubblewrap", "-n", "0"]
+pytest_add_cli_args = ["--ff", "--timeout", "30", "--driver", "bubblewrap", "-n", "0"]
 pytest_add_cli_args_test_selection = {tests}
 """)
     return tests
