@@ -7,7 +7,11 @@ import statistics
 import tokenize
 from collections.abc import Iterator
 
-from tests.repo.files import python_files, texts
+from tests.repo.files import ROOT, committed, python_files, texts
+from tests.unit.test_watch_markers import NEEDLES
+
+from glovebox_server.guards.redaction.detector import Detector
+from glovebox_server.guards.redaction.patterns import find_secrets
 
 MAX_LINES = 500
 MEDIAN_LINES = 200
@@ -93,3 +97,13 @@ def test_package_indexes_are_named_only_as_places_a_tool_may_fetch_from() -> Non
     assert [name for name, text in texts() if host.search(text) and not name.startswith(may)] == []
     locks = [name for name, text in texts() if name.endswith((".lock", "lock.json")) and host.search(text)]
     assert locks == []
+
+
+def test_no_text_holds_what_looks_like_a_secret_or_a_canary_s_marker() -> None:
+    """Some megabytes of what people and programs write; what tests make up is made up of parts."""
+    files = [path for path in map(ROOT.joinpath, committed()) if path.stat().st_size < 4 << 20]
+    assert len(files) > 300
+    for path in files:
+        data = path.read_bytes()
+        assert path.name == "test_watch_markers.py" or Detector(NEEDLES).feed(data) is None
+        assert list(find_secrets(data)) == [], path
