@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, call
 from urllib.parse import quote
 
 import anyio.to_thread
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 RATES = (ROOT / "docs/operate/secret-rates.csv").read_text(encoding="utf-8").splitlines()
 _CORPUS = tomllib.loads((ROOT / "tests" / "fixtures" / "secret_corpus.toml").read_text(encoding="utf-8"))
 POSITIVES = [filled(each["text"]) for each in _CORPUS["positive"]]
+_TOKEN = POSITIVES[0].partition("=")[2]
 NEGATIVES = [filled(each["text"]) for each in _CORPUS["negative"]]
 WRITTEN: Mapping[str, Callable[[str], str]] = {
     "as it is": str,
@@ -244,21 +246,52 @@ def test_a_value_that_is_lent_while_a_program_runs_is_shown_by_it_no_more() -> N
     assert "".join(shown).startswith(f"{value} \n[credential of the server] \n[credential of the server] naïve\né ")
 
 
-async def _masked(redact: str, shown: list[str], forms: Forms) -> tuple[Callable[[str], None], Any]:
-    """What a call shows its output with, and what masks its outcome."""
-    now = SimpleNamespace(wrap_live=[], transforms=[], redacted=Counter(), observers=())
+async def _masked(redact: str, forms: Forms, on_secret: masking.SecretHook | None = None, *observers: object) -> Any:
+    """An attempt of a caller with a credential, of whose call the guard has the masking."""
+    now = SimpleNamespace(wrap_live=[], transforms=[], redacted=Counter(), observers=observers, withheld=None)
     now.profile, now.rights = SimpleNamespace(result=SimpleNamespace(redact=redact)), SimpleNamespace(credentials=(1,))
-    await masking.mask(lambda _: forms, None, cast("Any", SimpleNamespace(now=now)))
-    return now.wrap_live[0](shown.append), now.transforms[0]
+    call = SimpleNamespace(now=now, request="request")
+    await masking.mask(lambda rights: forms if rights is now.rights else {}, on_secret, cast("Any", call))
+    return now
 
 
 async def test_nothing_is_shown_live_where_secrets_have_a_result_refused() -> None:
-    """The control is a profile that has them masked."""
+    """Nor at the end, which is refused with what was found; the control is a profile that has them masked."""
     for redact, seen in (("refuse", []), ("mask", ["text\n"])):
         shown: list[str] = []
-        show, _ = await _masked(redact, shown, {})
+        now = await _masked(redact, {})
+        show = now.wrap_live[0](shown.append)
         show("text\n")
-        assert shown == seen
+        await now.transforms[0](_outcome("text"), True)
+        assert (shown, now.withheld) == (seen, None)
+        assert now.mask_name(_TOKEN) == "[secret: GitHub token]"
+        await now.transforms[0](_outcome(_TOKEN, [POSITIVES[20]]), True)
+        assert now.redacted == {"GitHub token": 2, "private key": 1}
+        if redact == "refuse":
+            assert now.withheld.rule == "result.redact"
+            assert "(GitHub token × 2, private key)" in now.withheld.reason
+            assert now.withheld.hint
+        else:
+            assert now.withheld is None
+
+
+@pytest.mark.parametrize(
+    ("stdout", "value", "observers", "heard"),
+    [
+        (_TOKEN, None, (), True),
+        (_TOKEN, None, ("look",), False),
+        ("text", ["a" * 16], (), True),
+        ("a" * 16, {"a" * 15: 1}, (), False),
+    ],
+    ids=["a secret", "which an observer has scanned", "a text that may begin one", "none that may"],
+)
+async def test_rules_hear_of_raw_output_that_may_hold_a_secret_and_that_nothing_else_scanned(
+    stdout: str, value: object, observers: tuple[object, ...], heard: bool
+) -> None:
+    hook, outcome = AsyncMock(), _outcome(stdout, value)
+    now = await _masked("mask", {}, hook, *observers)
+    assert _TOKEN not in str(await now.transforms[0](outcome, True))
+    assert hook.await_args_list == [call("request", outcome)] * heard
 
 
 async def test_a_normal_end_of_live_output_releases_its_rest() -> None:
@@ -271,12 +304,12 @@ async def test_a_normal_end_of_live_output_releases_its_rest() -> None:
     }
     for text, rest in texts.items():
         shown: list[str] = []
-        show, ends = await _masked("mask", shown, derive_forms("of the server", value))
-        show(text)
+        now = await _masked("mask", derive_forms("of the server", value))
+        now.wrap_live[0](shown.append)(text)
         assert shown == []
-        await ends(_outcome(""), False)
+        await now.transforms[0](_outcome(""), False)
         assert shown == []
-        await ends(_outcome(""), True)
+        await now.transforms[0](_outcome(""), True)
         assert "".join(shown) == rest
 
 
