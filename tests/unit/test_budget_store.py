@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glovebox_profiles.policy.model import SPENDING, Budget
+from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets import store
@@ -26,17 +27,20 @@ from glovebox_server.guards.budgets.spending import (
     Funds,
     Spender,
     advanced,
+    all_lines,
     lines_of,
     little,
     read_clocks,
+    refusal,
     window,
+    worst_case,
 )
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 
 T = TypeVar("T")
-HOUR = LENGTH_MS["hour"]
+HOUR, DAY = LENGTH_MS["hour"], LENGTH_MS["day"]
 NOW = 1_800_000_000_000
 ME = Spender(principal="token:a", run="r_1", workflow="", tool="run_python")
 WORST = {"calls": 1, "failures": 1, "wall_seconds": 10_000, "cpu_seconds": 5_000, "disclosed_bytes": 1_000,
@@ -47,10 +51,11 @@ class Kept:
     def __init__(self, kept: Database) -> None:
         self.kept = kept
         self.passed = 0
+        self.boot = "a"
         self.calls = 0
 
     def clocks(self) -> Clocks:
-        return Clocks(wall=NOW + self.passed, boot="a", since_boot=self.passed)
+        return Clocks(wall=NOW + self.passed, boot=self.boot, since_boot=self.passed)
 
     def do(self, work: Callable[..., T], **given: Any) -> T:
         return self.kept.transact_now(lambda connection: work(Ledger(connection, self.clocks()), **given))
@@ -71,6 +76,10 @@ class Kept:
         return {f"{each.budget} {each.what}": each.left for each in found}
 
 
+def _rows(kept: Kept, query: str) -> Any:
+    return kept.do(lambda it: it.connection.execute(query).fetchall())
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
     with database.opened(tmp_path / "governance" / store.NAME, store.SCHEMA) as found:
@@ -81,19 +90,6 @@ def budget(
     name: str = "b", *, per: Any = "principal", every: Any = "hour", tool: str | None = None, **of: Any
 ) -> Budget:
     return Budget(name=name, per=per, every=every, tool=tool, **of)
-
-
-def test_a_budget_is_spent_and_refills(kept: Kept) -> None:
-    ten = budget(calls=10)
-    for _ in range(10):
-        kept.settle(kept.reserve(ten))
-    kept.passed = 59 * 60_000
-    refused = [kept.reserve(ten) for _ in range(5)]
-    assert all(isinstance(each, Refusal) for each in refused)
-    assert kept.left(ten) == {"b calls": 0}
-    kept.passed = HOUR
-    assert kept.left(ten) == {"b calls": 10}
-    assert isinstance(kept.reserve(ten), ReservationRequest)
 
 
 def test_a_refusal_names_the_budget_and_what_is_left_of_the_others_and_when_it_refills(kept: Kept) -> None:
@@ -239,30 +235,66 @@ def test_calls_of_a_dead_server_stay_spent(kept: Kept) -> None:
     """At the most they could take; those of a living one go on, and its end gives back the rest."""
     seconds = budget(wall_seconds=100, calls=10)
     asked = kept.reserve(seconds)
-    counted: Callable[[Ledger], Any] = lambda it: it.connection.execute("SELECT calls, lost FROM usage").fetchall()  # noqa: E731
+    counted = "SELECT calls, lost FROM usage"
     kept.do(Ledger.tidy, is_gone=lambda _: False)
-    assert kept.do(counted) == []
+    assert _rows(kept, counted) == []
     kept.do(Ledger.tidy, is_gone=lambda server: server == "s")
     assert kept.left(seconds) == {"b wall_seconds": 90, "b calls": 9}
     kept.settle(asked)
     assert kept.left(seconds) == {"b wall_seconds": 90, "b calls": 9}
-    assert kept.do(counted) == [(1, 1)]
+    assert _rows(kept, counted) == [(1, 1)]
 
 
-def test_little_is_less_than_a_fifth(kept: Kept) -> None:
-    found = kept.do(
-        Ledger.reserve,
-        server="s",
-        asked=ReservationRequest(
-            call_id="c", spender=ME, worst=WORST, lines=lines_of([budget(calls=5, artifacts=5)], ME)
-        ),
-    )
-    assert isinstance(found, list)
-    (granted,) = found
-    assert isinstance(granted, Funds)
-    assert [each.what for each in little(granted, {"calls": 1, "artifacts": 4})] == []
-    (low,) = little(granted, {"calls": 1, "artifacts": 5})
+def test_little_is_less_than_a_fifth() -> None:
+    """What is bounded and not spent is not little; at a fifth nothing is said of it, beside what is."""
+    line, once = lines_of([budget(calls=5, artifacts=5), budget(calls=1)], ME)
+    granted = Funds(line=line, left={"calls": 5, "artifacts": 5}, refills=NOW + HOUR)
+    assert [each.what for each in little(granted, {"calls": 4, "artifacts": 4})] == []
+    (low,) = little(granted, {"calls": 4, "artifacts": 5})
     assert (low.what, low.left, low.of, low.refills) == ("artifacts", 0, 5, "2027-01-15T09:00:00Z")
+    assert little(replace(granted, line=once, left={"calls": 1}), {"artifacts": 5}) == []
+
+
+_LIMITS = SimpleNamespace(wall_seconds=30, cpu_seconds=10, stream=1_000, output=SimpleNamespace(files=7))
+
+
+@pytest.mark.parametrize(
+    ("mode", "files", "seconds", "more"),
+    [
+        ("none", "", None, {}),
+        ("none", "", 2.5, {"wall_seconds": 2_500}),
+        ("none", "", 31, {}),
+        ("proxy", "", None, {"connections": 3, "fetched_bytes": 150}),
+        ("none", "output", None, {"artifacts": 7}),
+        ("none", "scan", None, {}),
+        ("none", "output scan", None, {"artifacts": 7, "wall_seconds": 50_000, "cpu_seconds": 30_000}),
+    ],
+)
+def test_the_most_that_a_call_can_spend_is_what_its_profile_allows(
+    mode: str, files: str, seconds: float | None, more: Amounts
+) -> None:
+    """The time that it asks for at most, and that of scanning, which uses a processor; nothing of what it has not."""
+    profile = SimpleNamespace(
+        limits=_LIMITS,
+        network=SimpleNamespace(mode=mode, max_connections=3, max_bytes=50),
+        files=SimpleNamespace(output="output" in files, scan="scan" in files),
+    )
+    least = {"calls": 1, "failures": 1, "wall_seconds": 30_000, "cpu_seconds": 10_000, "disclosed_bytes": 2_000,
+             "fetched_bytes": 0, "connections": 0, "artifacts": 0}  # fmt: skip
+    assert worst_case(cast("Any", profile), {"timeout_seconds": seconds}) == {**least, **more}
+
+
+def test_all_that_bounds_a_caller_is_listed_once_for_each_tool_that_it_counts() -> None:
+    """And each rate of a host, for its principal."""
+    budgets = [budget("all", calls=1), budget("each", per="tool", calls=2), budget("reads", tool="read", calls=3)]
+    lines = all_lines(budgets, [Rate(host="a.example", connections=4, every="minute")], ME, ["run", "read"])
+    assert [(each.name, each.per, each.every, each.tool, each.key, each.limits) for each in lines] == [
+        ("all", "principal", "hour", None, "token:a", {"calls": 1}),
+        ("each", "tool", "hour", "run", "run token:a", {"calls": 2}),
+        ("each", "tool", "hour", "read", "read token:a", {"calls": 2}),
+        ("reads", "principal", "hour", "read", "token:a", {"calls": 3}),
+        ("a.example every minute", "principal", "minute", None, "token:a", {"connections": 4}),
+    ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -309,22 +341,61 @@ def test_each_window_has_what_its_own_calls_spent(steps: list[tuple[str, int]]) 
 
 
 def test_old_usage_is_kept_by_the_day_and_then_not_at_all(kept: Kept) -> None:
+    """After the 32nd whole day, and after 400: the control of each is the last moment before."""
     for _ in range(3):
         kept.settle(kept.reserve(), wall_seconds=5)
         kept.passed += HOUR
-    usage = "SELECT count(*), sum(calls), sum(wall_seconds) FROM usage"
+    midnight = NOW - 8 * HOUR
+    hours = [(NOW + n * HOUR, 1, 1, 5) for n in range(3)]
+    for days, rows in ((33, [(midnight, 24, 3, 15)]), (400, [])):
+        kept.passed = days * DAY - 8 * HOUR - (days == 33)
+        for left in (hours, rows):
+            kept.do(Ledger.tidy, is_gone=lambda _: False)
+            assert _rows(kept, "SELECT since, hours, calls, wall_seconds FROM usage ORDER BY since") == left
+            kept.passed += 1
+        hours = rows
 
-    def ask(ledger: Ledger) -> Any:
-        return ledger.connection.execute(usage).fetchone()
 
-    assert kept.do(ask) == (3, 3, 15)
-    kept.passed += 40 * LENGTH_MS["day"]
-    kept.do(Ledger.tidy, is_gone=lambda _: False)
-    assert kept.do(ask)[1:] == (3, 15)
-    assert kept.do(ask)[0] in {1, 2}
-    kept.passed += 400 * LENGTH_MS["day"]
-    kept.do(Ledger.tidy, is_gone=lambda _: False)
-    assert kept.do(ask)[0] == 0
+def test_of_runs_and_of_usage_only_so_much_is_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A principal's longest idle runs go, and the oldest usage; what stays is another principal's run."""
+    monkeypatch.setattr(store, "MAX_RUNS", 2)
+    monkeypatch.setattr(store, "MAX_USAGE", 3)
+    usage = []
+    for key in ("r_1 token:a", "r_2 token:a", "r_3 token:a", "r_1 token:b"):
+        run, principal = key.split()
+        spender = replace(ME, run=run, principal=principal)
+        kept.settle(kept.reserve(budget(per="run", every="run", calls=9), spender=spender))
+        kept.do(Ledger.tidy, is_gone=lambda _: False)
+        usage.append(len(_rows(kept, "SELECT since FROM usage")))
+        kept.passed += HOUR
+    assert usage == [1, 2, 3, 2]
+    assert _rows(kept, "SELECT min(since) FROM usage") == [(NOW + 2 * HOUR,)]
+    assert [key for (key,) in _rows(kept, "SELECT key FROM spent ORDER BY until")] == [
+        "r_2 token:a", "r_3 token:a", "r_1 token:b"
+    ]  # fmt: skip
+
+
+def test_the_time_is_kept_once_a_second_and_the_file_tidied_once_a_minute(kept: Kept) -> None:
+    """Within a boot, by the clock that nobody sets; after a reboot the time is kept at once."""
+    for passed, boot, written, untidy in (
+        (0, "a", 0, True), (999, "a", 0, False), (1_000, "a", 1_000, False), (1_001, "b", 1_001, False),
+        (59_999, "b", 59_999, False), (60_000, "b", 59_999, True), (119_999, "b", 119_999, False),
+    ):  # fmt: skip
+        kept.passed, kept.boot = passed, boot
+        assert kept.do(lambda it: it.is_untidy) is untidy
+        kept.reserve()
+        assert _rows(kept, "SELECT time, boot FROM clock") == [(NOW + written, boot)]
+        if untidy:
+            kept.do(Ledger.tidy, is_gone=lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [(99_000, "99 s"), (99_001, "2 min"), (120_001, "3 min"), (HOUR, "1 h 0 min"), (5 * HOUR // 2, "2 h 30 min")],
+)
+def test_a_caller_reads_no_shorter_time_than_it_must_wait(ms: int, said: str) -> None:
+    (spent,) = Funds(line=lines_of([budget(calls=1)], ME)[0], left={"calls": 0}, refills=NOW).remainders()
+    assert f"It refills in {said}, at 2027-01-15T08:00:00Z." in refusal("calls", 1, [spent], 0, ms).hint
 
 
 RACE = """
@@ -342,13 +413,11 @@ with database.opened(pathlib.Path(sys.argv[1]) / store.NAME, store.SCHEMA, lock_
         asked = ReservationRequest(call_id=f"c_{sys.argv[2]}_{n}", spender=ME, lines=lines_of([ten], ME), worst=WORST)
         found = kept.transact_now(lambda c: Ledger(c, read_clocks()).reserve("s", asked))
         print(json.dumps(isinstance(found, list)), flush=True)
-        if isinstance(found, list) and len(sys.argv) > 4:
-            kept.transact_now(lambda c: Ledger(c, read_clocks()).settle(asked.call_id, ME, {"calls": 1}))
 """
 
 
-def _racer(directory: Path, number: int, times: int, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RACE, str(directory), str(number), str(times), *more]
+def _racer(directory: Path, number: int, times: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RACE, str(directory), str(number), str(times)]
     cwd = Path(__file__).parents[2]
     found = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd)
     assert found.stdout is not None
@@ -366,12 +435,6 @@ def test_a_race_of_sixty_four_for_ten_spends_ten(tmp_path: Path) -> None:
     answers = [json.loads(line) for each in running for line in each.communicate(timeout=60)[0].split()]
     assert (len(answers), sum(answers)) == (64, 10)
 
-
-def test_names_of_what_is_spent_are_columns() -> None:
-    assert all(f"{name} INTEGER NOT NULL" in store.SCHEMA for name in SPENDING)
-
-
-DAY = LENGTH_MS["day"]
 
 TIMES = st.integers(0, 1 << 45)
 EVERY: st.SearchStrategy[Every] = st.sampled_from(["minute", "hour", "day"])
@@ -421,14 +484,10 @@ def test_time_never_goes_back(steps: list[tuple[int, int, bool]]) -> None:
         assert advanced(mark, clocks(0, since_boot + HOUR, str(boot))).wall == mark.wall + HOUR
 
 
-def test_a_clock_set_back_locks_nobody_out_and_one_set_forward_refills_nothing() -> None:
-    """Within the boot and after the next, with no other clock to go by; time_namespaces(7) can shift it."""
+@pytest.mark.parametrize("days", [-365, 1])
+def test_after_a_reboot_it_is_the_later_of_the_wall_clock_and_the_time_seen(days: int) -> None:
+    """So a clock that is set back locks nobody out; time_namespaces(7) can shift that of the boot alone."""
     mark = advanced(None, clocks())
-    assert window("hour", advanced(mark, clocks(NOW - 365 * DAY, 1_000 + HOUR)).wall) > window("hour", NOW)
-    rebooted = advanced(mark, clocks(NOW - 365 * DAY, 0, "b"))
-    assert rebooted.wall == NOW
-    assert advanced(rebooted, clocks(NOW - 365 * DAY, HOUR, "b")).wall == NOW + HOUR
-    mark = advanced(None, clocks())
-    assert advanced(mark, clocks(NOW + 365 * DAY, 2_000)).wall == NOW + 1_000
-    assert advanced(mark, clocks(NOW + DAY, 5, "b")).wall == NOW + DAY
-    assert advanced(Clocks(wall=NOW, boot="a", since_boot=10**9), clocks(NOW, 5)).wall == NOW
+    rebooted = advanced(mark, clocks(NOW + days * DAY, 5, "b"))
+    assert rebooted.wall == NOW + max(0, days) * DAY
+    assert advanced(rebooted, clocks(NOW - 365 * DAY, 1, "b")).wall == rebooted.wall

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -19,15 +20,17 @@ from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal, SandboxError
-from glovebox_server.calls import CallResult, Principal, Text
+from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.main import main
 from glovebox_server.core.call import Attempt, CallDeniedError
+from glovebox_server.egress.gate import Traffic
 from glovebox_server.errors import StoreError
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
-from glovebox_server.guards.budgets.spending import Amounts
+from glovebox_server.guards.budgets.spending import Amounts, Funds, Spender, lines_of
+from glovebox_server.guards.budgets.store import ReservationRequest
 from glovebox_server.tools.base import MAX_OUTPUT, ToolResult
 
 __all__ = ["scene"]
@@ -41,11 +44,11 @@ class Spending:
     budgets: Budgets
     state_dir: Path
 
-    async def call(self, principal: Principal = ME, run: str = "r_1", **arguments: Any) -> CallResult:
+    async def call(self, principal: Principal = ME, run: str | None = "r_1", **arguments: Any) -> CallResult:
         given = {**ARGUMENTS, **arguments}
         return await self.scene.broker.submit(principal, "run_python", given, Heard(), run=run)
 
-    async def left(self, principal: Principal = ME, run: str = "r_1") -> dict[str, float]:
+    async def left(self, principal: Principal = ME, run: str | None = "r_1") -> dict[str, float]:
         rights = self.scene.guards.rights_of(principal)
         return {f"{each.budget} {each.what}": each.left for each in await self.budgets.left(principal, run, rights)}
 
@@ -80,6 +83,84 @@ async def test_a_spent_budget_refuses_on_record_and_starts_nothing(scene: Scene,
         assert await spent.left() == {"b calls": 0}
 
 
+def _granted(*names: str, **takes: int) -> list[Funds]:
+    """What is left of budgets of one call each."""
+    spender = Spender(principal=ME.id, run="", workflow="", tool="")
+    lines = lines_of([budget(name, calls=1) for name in names], spender)
+    return [Funds(line=line, left={"calls": 1}, refills=None, takes=takes) for line in lines]
+
+
+def _taken(monkeypatch: pytest.MonkeyPatch, *granted: Funds) -> Reservation:
+    """A reservation for at most 30 s and 10 s of a processor, made 4 s ago."""
+    spender = Spender(principal=ME.id, run="", workflow="", tool="")
+    worst = {"wall_seconds": 30_000, "cpu_seconds": 10_000}
+    monkeypatch.setattr(anyio, "current_time", lambda: 104.0)
+    asked = ReservationRequest(call_id="c", spender=spender, lines=(), worst=worst)
+    return Reservation(asked=asked, granted=granted, _began=100.0)
+
+
+def _ran(**more: Any) -> Any:
+    limits = SimpleNamespace(processors=2)
+    now = {"finished": None, "traffic": None, "is_started": True, "profile": SimpleNamespace(limits=limits)}
+    return SimpleNamespace(**{**now, **more})
+
+
+@pytest.mark.parametrize(
+    ("usage", "seconds"),
+    [
+        ({"wall_ms": 1500, "cpu_ms": 250, "scan_ms": 500}, {"wall_seconds": 2_000, "cpu_seconds": 750}),
+        ({"wall_ms": 1500, "cpu_ms": 250}, {"wall_seconds": 1_500, "cpu_seconds": 250}),
+        ({"wall_ms": 1500, "cpu_ms": None, "scan_ms": 500}, {"wall_seconds": 2_000, "cpu_seconds": 8_000}),
+    ],
+)
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_call_is_charged_what_it_used_and_gave_back(
+    usage: dict[str, Any], seconds: dict[str, int], failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scanning too, in both kinds of seconds; where no processor time is known, that of all its processors."""
+    link = Link(uri="artifact://f", name="f", media_type="text/csv", bytes=4, sha256="b")
+    content = (Text(text="né"), Image(data=b"12345", media_type="image/png"), link)
+    reservation = _taken(monkeypatch, *_granted("a", "b"))
+    now = _ran(finished=SimpleNamespace(usage=usage), traffic=Traffic(connections=2, received_bytes=30))
+    result = CallResult(structured={"kept": 1}, content=content, failed=failed, meta={}, beside=7)
+    told = reservation.spent(now, result)
+    assert reservation.amounts(now) == {
+        "calls": 1, "failures": int(failed), "disclosed_bytes": 3 + 5 + 7, "artifacts": 1, "connections": 2,
+        "fetched_bytes": 30, **seconds,
+    }  # fmt: skip
+    assert told.content == (*content, Text(text="[left of your budgets: a 0 of 1 calls; b 0 of 1 calls]"))
+    assert (told.structured["kept"], [each["budget"] for each in told.structured["budget"]]) == (1, ["a", "b"])
+
+
+@pytest.mark.parametrize(("started", "most"), [(True, {"artifacts": 4, "disclosed_bytes": 0}), (False, {})])
+def test_a_call_without_an_end_on_record_is_charged_the_most_that_was_taken(
+    started: bool, most: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what it might have told, once it started, whichever budget took more; of seconds only those that passed."""
+    granted = (*_granted("a", artifacts=4, disclosed_bytes=0), *_granted("b", artifacts=1))
+    reservation, now = _taken(monkeypatch, *granted), _ran(is_started=started)
+    result = CallResult(structured={}, content=(Text(text="x"),), failed=False, meta={})
+    assert reservation.spent(now, result) is result
+    assert reservation.amounts(now) == {
+        **most, "calls": 1, "failures": 1, "connections": 0, "fetched_bytes": 0, "wall_seconds": 4_000,
+        "cpu_seconds": 8_000,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("run", [None, "r_1"])
+@pytest.mark.parametrize("workflow", [None, "release"])
+async def test_a_caller_is_told_what_its_own_run_and_workflow_have_left(
+    run: str | None, workflow: str | None, scene: Scene, tmp_path: Path
+) -> None:
+    """Also where it names none; the control is another run, and another workflow."""
+    each = (budget("run", per="run", every="run", calls=9), budget("flow", per="workflow", calls=9))
+    async with spending(scene, tmp_path, *each) as spent:
+        me = replace(ME, workflow=workflow)
+        await spent.call(me, run=run)
+        assert await spent.left(me, run=run) == {"run calls": 8, "flow calls": 8}
+        assert await spent.left(replace(ME, workflow="x"), run="r_2") == {"run calls": 9, "flow calls": 9}
+
+
 async def test_what_is_left_is_told_when_it_is_little(scene: Scene, tmp_path: Path) -> None:
     """As text and as data that fits the result's model; the control is the call before, of which a fifth is left."""
     async with spending(scene, tmp_path, budget("calls-a-day", calls=5)) as spent:
@@ -93,21 +174,8 @@ async def test_what_is_left_is_told_when_it_is_little(scene: Scene, tmp_path: Pa
     assert isinstance(tool.result.model_validate(results[4].structured), ToolResult)
 
 
-async def test_what_a_call_spent_is_counted_and_the_rest_given_back(scene: Scene, tmp_path: Path) -> None:
-    every = budget(calls=9, failures=9, wall_seconds=900, disclosed_bytes=10**6, artifacts=99)
-    async with spending(scene, tmp_path, every) as spent:
-        before = await spent.left()
-        result = await spent.call()
-        after = await spent.left()
-    used = {name.removeprefix("b "): before[name] - after[name] for name in before}
-    assert (used["calls"], used["failures"], used["artifacts"]) == (1, 0, 1)
-    told = sum(len(each.text.encode()) for each in result.content if isinstance(each, Text))
-    assert used["disclosed_bytes"] == told
-    assert 0 <= used["wall_seconds"] < 1
-
-
 async def test_output_that_is_in_an_artifact_counts_as_if_it_were_told(scene: Scene, tmp_path: Path) -> None:
-    """What is cut out of the result is charged when the call ends, with the file that has it."""
+    """What is cut out is charged when the call ends, with the file that has it; the failure is given back."""
 
     async def prints(guest: Guest) -> None:
         stream, frames = guest.wire.open("stdout", {})
@@ -115,7 +183,7 @@ async def test_output_that_is_in_an_artifact_counts_as_if_it_were_told(scene: Sc
         await guest.done()
 
     scene.driver.script = prints
-    many = budget(calls=9, disclosed_bytes=10**6, artifacts=99, wall_seconds=900)
+    many = budget(calls=9, failures=9, disclosed_bytes=10**6, artifacts=99, wall_seconds=900)
     async with spending(scene, tmp_path, many) as spent:
         before = await spent.left()
         result = await spent.call()
@@ -126,75 +194,15 @@ async def test_output_that_is_in_an_artifact_counts_as_if_it_were_told(scene: Sc
     told = sum(len(each.text.encode()) for each in result.content if isinstance(each, Text))
     assert told < 17_000
     assert before["b disclosed_bytes"] - after["b disclosed_bytes"] == told + 100_000 - MAX_OUTPUT
-    assert before["b artifacts"] - after["b artifacts"] == 1
-
-
-async def test_a_race_of_sixty_four_for_ten_runs_ten(scene: Scene, tmp_path: Path) -> None:
-    """At one time, in one server; the control is that all of them answer."""
-    results: list[CallResult] = []
-    async with spending(scene, tmp_path, budget(calls=10)) as spent:
-
-        async def one() -> None:
-            results.append(await spent.call())
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(64):
-                tasks.start_soon(one)
-    assert sorted(refused(each) or "" for each in results) == [""] * 10 + ["budget.b"] * 54
-    assert scene.driver.opened == 10
-    with closing(sqlite3.connect(tmp_path / "governance" / store.NAME)) as connection:
-        assert connection.execute("SELECT sum(calls) FROM usage").fetchone() == (10,)
-
-
-async def _fails(guest: Guest) -> None:
-    await guest.done({**OUTCOME, "status": 1})
+    used = [before[f"b {name}"] - after[f"b {name}"] for name in ("calls", "failures", "artifacts")]
+    assert used == [1, 0, 1]
 
 
 async def test_failures_are_counted_and_refused(scene: Scene, tmp_path: Path) -> None:
     """Of two that may fail, two calls at one time are all that may be under way."""
-    scene.driver.script = _fails
+    scene.driver.script = lambda guest: guest.done({**OUTCOME, "status": 1})
     async with spending(scene, tmp_path, budget(failures=2)) as spent:
         assert [refused(await spent.call(code=str(n))) for n in range(3)] == [None, None, "budget.b"]
-
-
-async def test_a_failing_call_is_slowed_then_refused_and_a_good_one_not(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without any budget: while it waits, it holds neither a turn nor a sandbox."""
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        assert scene.driver.live == 0
-        assert scene.guards.admission._turns._turns == {}
-        pauses.append(seconds)
-
-    monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
-    scene.driver.script = _fails
-    results = [await scene.call() for _ in range(9)]
-    assert [refused(each) for each in results] == [None] * 8 + ["repeat.failing"]
-    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
-    assert scene.driver.opened == 8
-    scene.driver.script = None
-    assert not any([(await scene.call(code="2")).failed for _ in range(12)])
-    assert len(pauses) == 5
-
-
-async def test_a_call_that_ends_without_a_result_is_slowed_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps failing in the same way as well; the control is another call."""
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
-    scene.driver.problem = SandboxError("Starting", "it died", "Fix it.")
-    for _ in range(4):
-        with pytest.raises(SandboxError):
-            await scene.call()
-    assert pauses == [1.0]
-    scene.driver.problem = None
-    await scene.call(code="2")
-    assert pauses == [1.0]
 
 
 async def test_a_cancelled_call_counts_the_most_that_it_could_have_told(scene: Scene, tmp_path: Path) -> None:

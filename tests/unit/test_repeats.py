@@ -5,10 +5,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.fixtures.channels import OUTCOME
+from tests.unit.test_broker import Scene, scene
 
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.guards.admission import admission as repeats
 from glovebox_server.guards.admission.admission import MAX_FAILING, MOST, Repeats, fingerprint
+
+__all__ = ["scene"]
 
 ME = Principal(id="token:a", transport="http")
 
@@ -144,3 +149,39 @@ def test_blanks_and_comments_make_no_other_program() -> None:
     assert refused.rule == "repeat.failing"
     for other in ("if a:\n    c()", "if a:\n  b()"):
         assert noted.repeats.refusal(noted.call(other)) is None
+
+
+@pytest.fixture
+def pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long calls waited; meanwhile they held neither a turn nor a sandbox."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        assert scene.driver.live == 0
+        assert scene.guards.admission._turns._turns == {}
+        waited.append(seconds)
+
+    monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
+    return waited
+
+
+async def test_a_failing_call_is_slowed_then_refused_and_a_good_one_not(scene: Scene, pauses: list[float]) -> None:
+    scene.driver.script = lambda guest: guest.done({**OUTCOME, "status": 1})
+    results = [(await scene.call()).structured.get("refused", {}).get("rule") for _ in range(9)]
+    assert results == [None] * 8 + ["repeat.failing"]
+    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert scene.driver.opened == 8
+    scene.driver.script = None
+    assert not any([(await scene.call(code="2")).failed for _ in range(12)])
+    assert len(pauses) == 5
+
+
+async def test_a_call_that_ends_without_a_result_is_slowed_too(scene: Scene, pauses: list[float]) -> None:
+    """It keeps failing in the same way as well; the control is another call."""
+    scene.driver.problem = SandboxError("Starting", "it died", "Fix it.")
+    for _ in range(4):
+        with pytest.raises(SandboxError):
+            await scene.call()
+    scene.driver.problem = None
+    await scene.call(code="2")
+    assert pauses == [1.0]

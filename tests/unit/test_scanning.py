@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.artifact_stores import BOB, a_call, keep
 from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import OUTCOME, Guest
-from tests.unit.test_broker import ARGUMENTS, Recorder, Scene, scene
+from tests.unit.test_broker import Recorder, Scene, scene
 from tests.unit.test_stops import a_stop, obeying, put
 
 from glovebox_audit.events import Input
@@ -25,7 +25,7 @@ from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import NOTHING, Principal
 from glovebox_server.core.call import CallDeniedError, Inputs
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.budgets.spending import LOOKING, worst_case
+from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.proposals.guard import propose, refuse_unasked
 from glovebox_server.promotion import proposing
 
@@ -183,17 +183,6 @@ async def test_findings_that_cannot_be_recorded_are_not_told(scene: Scene, tmp_p
     scene.audit.fails = SCANNED
     with pytest.raises(AuditError):
         await scene.call()
-
-
-def test_budgets_hold_the_time_that_it_may_take(tmp_path: Path) -> None:
-    """In advance, as processor time too; of a profile without the key nothing more."""
-    profile = load([SHIPPED], check_example=check_example)["run_python"]
-    files = profile.files.model_copy(update={"scan": True})
-    plain, more = worst_case(profile, ARGUMENTS), worst_case(profile.model_copy(update={"files": files}), ARGUMENTS)
-    assert {name: more[name] - plain[name] for name in more if more[name] != plain[name]} == {
-        "wall_seconds": 20_000,
-        "cpu_seconds": 20_000,
-    }
 
 
 SCANS = (
