@@ -12,11 +12,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 from tests.fixtures.artifact_stores import a_store, collector_of, content, limits
+from tests.fixtures.channels import an_outcome
 from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, said
 
 from glovebox_audit import read
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.outcome import SkippedFile
 from glovebox_server.artifacts import record
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactStoreError
@@ -26,7 +27,6 @@ from glovebox_server.calls import Delivered
 Failure = Literal["", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after"]
 FAILURES: tuple[Failure, ...] = ("", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after")
 
-NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 #: A name, and the same as a refusal quotes it: what one file is called another may be named in a record.
 PLAIN = st.one_of(st.sampled_from(["x.", "x", "a/b", "…", "nul", "\u202e", "\udcff"]), st.text(max_size=6))
 NAMES = PLAIN.flatmap(lambda name: st.sampled_from([name, quoted(name), quoted(quoted(name))]))
@@ -37,10 +37,7 @@ async def told(directory: Path, sent: list[tuple[str, bytes]], failure: Failure)
     """One call that put out these files: its subjects, what can be read, what it was told of, and what was refused."""
     call, delivered = call_of(), Delivered(artifacts=(), figures=(), shown=(), skipped=())
     skipped = (SkippedFile(name="guest", reason="not a regular file"), SkippedFile(name="…", reason="more", count=7))
-    outcome = Outcome(
-        ended="exited", code=0, reason="", stdout=NOTHING, stderr=NOTHING, value=None, blobs=(), skipped=skipped,
-        usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1),
-    )  # fmt: skip
+    outcome = an_outcome(skipped=skipped)
     total = 10 if failure == "full" else 10_000
     async with receipt_log(directory / "audit") as harness, a_store(directory / "store", total=total) as store:
         recorder = await harness.recorder(files=0, egress=0)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.fixtures.artifact_stores import ALICE, PNG
+from tests.fixtures.channels import an_outcome
 from tests.unit.test_answers import CALL, OUTCOME, build_result
-from tests.unit.test_collector import Recorder, collecting, outcome, put
+from tests.unit.test_collector import Recorder, collecting, put
 
 from _glovebox_guest.pictures.header import HEAD_BYTES, size
 from glovebox_audit.chain import draft
@@ -64,7 +65,7 @@ async def shown(directory: Path, name: str, data: bytes) -> tuple[CallResult, Ar
     recorder = Recorder()
     async with collecting(directory, recorder) as (collector, _):
         await put(collector, name, data)
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     result = build_result(TOOLS["run_python"], CALL, OUTCOME, delivered)
     (record,) = [event for event in recorder.events if isinstance(event, ArtifactCollected)]
     return result, record
@@ -99,7 +100,7 @@ async def test_the_control_a_harmless_file_has_no_mark(name: str, data: bytes, t
 async def test_reading_an_artifact_gives_its_marks_too(tmp_path: Path) -> None:
     async with collecting(tmp_path, Recorder()) as (collector, store):
         await put(collector, "claude.md", b"x")
-        (link,) = (await collector.deliver(outcome(), keep_pictures=True)).artifacts
+        (link,) = (await collector.deliver(an_outcome(), keep_pictures=True)).artifacts
         async with store.open(link.uri, ALICE) as reader:
             meta = contents(link.uri, reader.artifact, b"x", {}, {}).meta or {}
     assert meta[RISKS_META_KEY] == list(link.risks)
@@ -118,7 +119,7 @@ async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> N
         for number in range(63):
             await put(collector, f"{number}.patch", patch)
         await put(collector, "conftest.py", b"x")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     result = build_result(TOOLS["run_python"], CALL, OUTCOME, delivered)
     rendered = tool_result(result)
     assert not rendered.is_error
@@ -134,7 +135,7 @@ async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> N
     async with collecting(tmp_path, recorder, output_files=64) as (collector, _):
         for number in range(64):
             await put(collector, f"{'folder' * 20}/{number}/claude.md", b"x")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     result = build_result(TOOLS["run_python"], CALL, OUTCOME, delivered)
     rendered = tool_result(result)
     assert not rendered.is_error

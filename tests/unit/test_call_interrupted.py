@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.approving import a_desk
 from tests.fixtures.artifact_stores import keep
 from tests.fixtures.brokered import Heard
-from tests.fixtures.channels import Guest
+from tests.fixtures.channels import Guest, an_outcome
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 from tests.unit.test_budgets import budget
 from tests.unit.test_scanning import PROPOSES
@@ -23,7 +23,7 @@ from tests.unit.test_watch import decision, watching
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import Lift
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
+from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
 from glovebox_server.core.call import Attempt, Call
@@ -37,7 +37,6 @@ from glovebox_server.promotion.proposing import Proposed
 __all__ = ["scene"]
 
 ME = Principal(id="local:1", transport="cli")
-_EMPTY = Captured(text="", total_bytes=0, dropped_bytes=0)
 
 
 class Proposals:
@@ -54,10 +53,7 @@ class Proposals:
     async def put(self, *_: object) -> Outcome:
         self.puts += 1
         value = {"promotion": "p_1", "digest": "d", "files": []}
-        return Outcome(
-            ended="exited", code=0, reason="", stdout=_EMPTY, stderr=_EMPTY, value=value, blobs=(), skipped=(),
-            usage=Usage(wall_ms=1.0, cpu_ms=None, memory_peak_bytes=0),
-        )  # fmt: skip
+        return an_outcome(value=value)
 
 
 class Yes(Approvals):

@@ -12,19 +12,18 @@ from typing import Any, cast
 import anyio
 import pytest
 from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, collector_of, content, files, limits
+from tests.fixtures.channels import an_outcome
 
 from _glovebox_guest.pictures.header import MAX_EDGE
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Shown, SkippedFile
 from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_PICTURES
 from glovebox_server.artifacts.collect import MAX_REFUSED, Collector
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
-
-NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 
 
 class Recorder:
@@ -44,15 +43,6 @@ class Recorder:
 
     def collected(self) -> list[str]:
         return [each.name for each in self.events if isinstance(each, ArtifactCollected)]
-
-
-def outcome(
-    *, blobs: tuple[Blob, ...] = (), skipped: tuple[SkippedFile, ...] = (), shown: tuple[Shown, ...] = ()
-) -> Outcome:
-    return Outcome(
-        ended="exited", code=0, reason="", stdout=NOTHING, stderr=NOTHING, value=None, blobs=blobs, skipped=skipped,
-        usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1), shown=shown,
-    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -86,7 +76,7 @@ async def test_a_file_becomes_an_artifact_and_a_record(tmp_path: Path) -> None:
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, store):
         await put(collector, "a/b.txt", b"hello ", b"world")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
         (link,) = delivered.artifacts
         assert (link.name, link.bytes) == ("a/b.txt", 11)
         assert recorder.readable == [link.uri]
@@ -104,7 +94,7 @@ async def test_a_hostile_name_is_refused_on_the_record(tmp_path: Path, name: str
     async with collecting(tmp_path, recorder) as (collector, _):
         assert await collector.accept(name, 1) is None
         await put(collector, "good.txt", b"x")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     ((recorded, reason),) = recorder.refused()
     assert recorded.removesuffix("…").isascii()
     assert recorded.isprintable()
@@ -127,7 +117,7 @@ async def test_files_may_overlap(tmp_path: Path) -> None:
         for sink in reversed(sinks):
             assert sink is not None
             await sink.end()
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
         for n, link in enumerate(sorted(delivered.artifacts, key=lambda each: each.name)):
             assert await content(store, link.uri, ALICE) == bytes(n * 16 + part for part in range(10))
 
@@ -141,7 +131,7 @@ async def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
             assert await collector.accept(name, 1) is None
         await first.data(b"1")
         await first.end()
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     assert len(recorder.refused()) == 3
     assert [link.name for link in delivered.artifacts] == ["a.txt"]
 
@@ -157,7 +147,7 @@ async def test_a_file_that_grows_past_the_limit_is_refused_on_the_record(tmp_pat
         await sink.data(b"y" * 401)
         await sink.data(b"y" * 10)  # the rest of it, already under way
         await sink.end()
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
         assert [link.name for link in delivered.artifacts] == ["small.txt"]
     ((name, reason),) = recorder.refused()
     assert name == "'big.txt'"
@@ -174,7 +164,7 @@ async def test_a_file_that_never_ends_is_refused_on_the_record(tmp_path: Path) -
             sink = await collector.accept(f"{n}.txt", 100)
             assert sink is not None
             await sink.data(b"half")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     assert delivered.artifacts == ()
     assert [reason for _, reason in recorder.refused()] == ["It did not arrive whole."] * 5
     assert not [name for name in files(tmp_path) if name.endswith((".part", ".tmp")) or "incoming" in name]
@@ -222,7 +212,7 @@ async def test_refusals_are_counted_and_recorded_as_ascii(tmp_path: Path) -> Non
     async with collecting(tmp_path, recorder, output_files=2) as (collector, _):
         for n in range(1000):
             await put(collector, f"{n}.txt", b"x")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     assert len(delivered.artifacts) == 2
     assert len(recorder.refused()) == MAX_REFUSED + 1
     assert recorder.refused()[-1] == ("…", f"and {998 - MAX_REFUSED} more")
@@ -231,7 +221,7 @@ async def test_refusals_are_counted_and_recorded_as_ascii(tmp_path: Path) -> Non
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, _):
         skipped = (SkippedFile(name="\x1b[2J\udcff", reason="not a regular file"),)
-        await collector.deliver(outcome(skipped=skipped), keep_pictures=True)
+        await collector.deliver(an_outcome(skipped=skipped), keep_pictures=True)
     ((name, _),) = recorder.refused()
     assert name.isascii()
     assert name.isprintable()
@@ -243,7 +233,7 @@ async def test_figures_are_artifacts_and_shown(tmp_path: Path) -> None:
     blobs = (Blob(media_type="image/png", data=PNG), Blob(media_type="image/png", data=PNG + b"2"))
     async with collecting(tmp_path, recorder) as (collector, _):
         await put(collector, "figure-1.png", PNG + b"mine")
-        delivered = await collector.deliver(outcome(blobs=blobs), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(blobs=blobs), keep_pictures=True)
     assert [link.name for link in delivered.artifacts] == ["figure-1.png"]
     assert [link.name for link in delivered.figures] == ["figure-2.png"]
     assert [image.data for image in delivered.shown][:2] == [blob.data for blob in blobs]
@@ -263,7 +253,7 @@ async def test_what_clients_would_not_take_is_shown_smaller_and_kept(tmp_path: P
         for name in ("a.png", "b.png"):
             await put(collector, name, PNG, bytes(MAX_BYTES))
         await put(collector, "c.txt", b"text")
-        delivered = await collector.deliver(outcome(blobs=(blob,), shown=shown), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(blobs=(blob,), shown=shown), keep_pictures=True)
     assert [image.data for image in delivered.shown] == [PNG, PNG]
     links = {link.name: link for link in (*delivered.figures, *delivered.artifacts)}
     assert links["figure-1.png"].bytes == len(blob.data)
@@ -278,7 +268,7 @@ async def test_what_clients_would_not_take_is_shown_smaller_and_kept(tmp_path: P
         shown=Shown(name="", media_type="image/png", data=PNG, size=(640, 480), of=(640, 480)),
     )
     async with collecting(tmp_path, Recorder(), output_bytes=10_000_000) as (collector, _):
-        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(blobs=(blob,)), keep_pictures=True)
     assert delivered.notes == (f"figure-1.png: shown in fewer bytes; the original is {delivered.figures[0].uri}",)
 
 
@@ -287,7 +277,7 @@ async def test_a_figure_too_large_to_be_kept_says_what_to_do(tmp_path: Path) -> 
     copy = Shown(name="", media_type="image/png", data=PNG, size=(640, 480), of=(6400, 4800))
     async with collecting(tmp_path, Recorder()) as (collector, _):
         shown = (copy, Shown(name="", reason="it is broken"))
-        delivered = await collector.deliver(outcome(shown=shown), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(shown=shown), keep_pictures=True)
     advice = "too large to be kept as a figure: save it to /output"
     assert delivered.notes == (
         f"A picture: shown at 640 × 480; the original, 6400 × 4800, is {advice}",
@@ -303,18 +293,18 @@ async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
         await put(collector, "false.png", b"no picture")
         for n in range(MAX_PICTURES + 2):
             await put(collector, f"{n}.png", PNG, bytes([n]))
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     assert [image.data for image in delivered.shown] == [PNG + bytes([n]) for n in range(MAX_PICTURES - 1)]
     wide = PNG.replace((640).to_bytes(4, "big"), (MAX_EDGE + 1).to_bytes(4, "big"))
     async with collecting(tmp_path, Recorder()) as (collector, _):
         await put(collector, "a.png", wide)
         await put(collector, "b.png", PNG)
         blob = Blob(media_type="image/png", data=wide)
-        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(blobs=(blob,)), keep_pictures=True)
     assert [image.data for image in delivered.shown] == [PNG]
     async with collecting(tmp_path, Recorder()) as (collector, _):
         blob = Blob(media_type="image/png", data=PNG)
-        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=False)
+        delivered = await collector.deliver(an_outcome(blobs=(blob,)), keep_pictures=False)
     assert delivered.artifacts == delivered.figures == ()
     assert [image.data for image in delivered.shown] == [PNG]
 
@@ -324,7 +314,7 @@ async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None
     async with collecting(tmp_path, recorder, total=1000) as (collector, _):
         await put(collector, "a.txt", b"x" * 800)
         await put(collector, "b.txt", b"x" * 800 + b"y")
-        delivered = await collector.deliver(outcome(), keep_pictures=True)
+        delivered = await collector.deliver(an_outcome(), keep_pictures=True)
     assert (delivered.artifacts, delivered.shown, recorder.readable) == ((), (), [])
     assert [name for name, _ in recorder.refused()] == ["'a.txt'", "'b.txt'"]
 
@@ -334,7 +324,7 @@ async def test_what_was_published_can_be_taken_back(tmp_path: Path) -> None:
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, store):
         await put(collector, "a.txt", b"x")
-        (link,) = (await collector.deliver(outcome(), keep_pictures=True)).artifacts
+        (link,) = (await collector.deliver(an_outcome(), keep_pictures=True)).artifacts
         async with store.open(link.uri, ALICE) as reader:
             assert await reader.read(10) == b"x"
         await recorder.take_back()
@@ -382,7 +372,7 @@ async def test_output_that_is_cut_in_the_result_is_kept_before_all_files(tmp_pat
         async with collecting(tmp_path / f"{room} {keep}", recorder, output_bytes=room) as (collector, store):
             await put(collector, "stdout.txt", b"its own")
             value = {"value": "v" * 20_000}
-            given = replace(outcome(), stdout=long, value=value)
+            given = replace(an_outcome(), stdout=long, value=value)
             delivered = await collector.deliver(given, keep_pictures=keep)
             assert [link.name.partition("-")[0] for link in delivered.artifacts] == names
             assert set(delivered.whole) == set(names[:-1])

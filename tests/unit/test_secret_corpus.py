@@ -16,14 +16,22 @@ from urllib.parse import quote
 
 import anyio.to_thread
 import pytest
+from tests.fixtures.channels import an_outcome
 from tests.fixtures.secret_formats import PRECISION, RECALL, SETTINGS, filled, lengthened, wrong
 from tests.fixtures.secret_formats import forms as documented
 from tests.fixtures.secret_formats import rows as measured
 
-from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_server.guards.redaction import guard as masking
-from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms
-from glovebox_server.guards.redaction.guard import LOOP_BYTES, LiveOutput, mask_outcome, mask_text, mask_value
+from glovebox_server.guards.redaction import patterns
+from glovebox_server.guards.redaction.detector import Forms, KeyMasker, derive_forms
+from glovebox_server.guards.redaction.guard import (
+    LOOP_BYTES,
+    LiveOutput,
+    mask_content,
+    mask_outcome,
+    mask_text,
+    mask_value,
+)
 from glovebox_server.guards.redaction.patterns import MAX_PLACES, PATTERNS, find_secrets
 
 ROOT = Path(__file__).parents[2]
@@ -137,25 +145,15 @@ def test_a_private_key_that_is_cut_off_is_replaced_as_far_as_it_goes(cut: int) -
     assert mask_text(f"{key[:170]}\nAnd so on.", {}, Counter()).endswith("\nAnd so on.") or cut < 200
 
 
-def _outcome(stdout: str, value: object = None) -> Outcome:
-    def captured(text: str) -> Captured:
-        return Captured(text=text, total_bytes=len(text), dropped_bytes=0)
-
-    return Outcome(
-        ended="exited", code=0, reason="", stdout=captured(stdout), stderr=captured(""), value=value, blobs=(),
-        skipped=(), usage=Usage(wall_ms=1.0, cpu_ms=None, memory_peak_bytes=0),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("padding", [0, LOOP_BYTES])
 async def test_every_text_of_an_outcome_is_looked_at_and_counted(padding: int) -> None:
     """On the event loop and in a thread; what holds nothing is the same object as before."""
     token = POSITIVES[0]
-    outcome = _outcome("." * padding + token, {"text": token, token: [token, 1, None]})
+    outcome = an_outcome("." * padding + token, value={"text": token, token: [token, 1, None]})
     clean, count = await mask_outcome(outcome, {})
     assert count == {"GitHub token": 4}
     assert token not in str(clean)
-    plain = _outcome("." * padding, {"text": "nothing"})
+    plain = an_outcome("." * padding, value={"text": "nothing"})
     assert (await mask_outcome(plain, {}))[0] is plain
 
 
@@ -164,17 +162,12 @@ async def test_values_that_the_server_holds_are_replaced_however_they_are_writte
     value, other = "q7Zk2mX9vB4tR8wLp3Ns", "q7Zk2mX9vB4tR8wLp3Nt"
     known = derive_forms("of the server", value)
     for text in (value, base64.b64encode(value.encode()).decode(), value.encode().hex(), " ".join(value)):
-        clean, count = await mask_outcome(_outcome(f"né {text} né"), known)
+        clean, count = await mask_outcome(an_outcome(f"né {text} né"), known)
         assert count == {"credential of the server": 1}
         assert clean.stdout.text.startswith("né [credential of the server]")
         assert clean.stdout.text.endswith(" né")
-    same, count = await mask_outcome(_outcome(other), known)
+    same, count = await mask_outcome(an_outcome(other), known)
     assert (same.stdout.text, count) == (other, {})
-    value = "q7Zk2mX9vB4tR8wLp3Ns"
-    texts = [value[:15] + " " * (MAX_HELD + 1) + value[15:], value[:15], value[15:] + " and so on", value]
-    clean, count = await mask_outcome(_outcome("", texts), derive_forms("of the server", value))
-    replaced = "[credential of the server]"
-    assert (clean.value, count) == ([replaced, texts[1], texts[2], replaced], {"credential of the server": 2})
 
 
 def test_a_flood_of_words_is_bounded_and_hides_nothing() -> None:
@@ -262,10 +255,10 @@ async def test_nothing_is_shown_live_where_secrets_have_a_result_refused() -> No
         now = await _masked(redact, {})
         show = now.wrap_live[0](shown.append)
         show("text\n")
-        await now.transforms[0](_outcome("text"), True)
+        await now.transforms[0](an_outcome("text"), True)
         assert (shown, now.withheld) == (seen, None)
         assert now.mask_name(_TOKEN) == "[secret: GitHub token]"
-        await now.transforms[0](_outcome(_TOKEN, [POSITIVES[20]]), True)
+        await now.transforms[0](an_outcome(_TOKEN, value=[POSITIVES[20]]), True)
         assert now.redacted == {"GitHub token": 2, "private key": 1}
         if redact == "refuse":
             assert now.withheld.rule == "result.redact"
@@ -288,7 +281,7 @@ async def test_nothing_is_shown_live_where_secrets_have_a_result_refused() -> No
 async def test_rules_hear_of_raw_output_that_may_hold_a_secret_and_that_nothing_else_scanned(
     stdout: str, value: object, observers: tuple[object, ...], heard: bool
 ) -> None:
-    hook, outcome = AsyncMock(), _outcome(stdout, value)
+    hook, outcome = AsyncMock(), an_outcome(stdout, value=value)
     now = await _masked("mask", {}, hook, *observers)
     assert _TOKEN not in str(await now.transforms[0](outcome, True))
     assert hook.await_args_list == [call("request", outcome)] * heard
@@ -307,9 +300,9 @@ async def test_a_normal_end_of_live_output_releases_its_rest() -> None:
         now = await _masked("mask", derive_forms("of the server", value))
         now.wrap_live[0](shown.append)(text)
         assert shown == []
-        await now.transforms[0](_outcome(""), False)
+        await now.transforms[0](an_outcome(), False)
         assert shown == []
-        await now.transforms[0](_outcome(""), True)
+        await now.transforms[0](an_outcome(), True)
         assert "".join(shown) == rest
 
 
@@ -325,12 +318,13 @@ async def test_a_private_key_with_a_text_for_each_line_is_replaced() -> None:
         [*others, *lines],
         [*others, *numbered],
     ):
-        clean, count = await mask_outcome(_outcome("", value), {})
+        clean, count = await mask_outcome(an_outcome(value=value), {})
         assert [line for line in body if line in json.dumps(clean.value)] == []
         assert count == {"private key": len(body)}
+        assert str(clean.value).count("'[secret: private key]'") == len(body)
         assert [each for each in others if json.dumps(each) not in json.dumps(clean.value)] == []
     without = [line for line in lines if "PRIVATE" not in line]
-    assert (await mask_outcome(_outcome("", without), {}))[0].value == without
+    assert (await mask_outcome(an_outcome(value=without), {}))[0].value == without
 
 
 async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +344,7 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
     monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
     large: list[object] = [[""] * 32_000, [0] * 32_000, [[]] * 32_000, {str(n): 0 for n in range(32_000)}]
     for value in large:
-        plain = _outcome("", value)
+        plain = an_outcome(value=value)
         assert (await mask_outcome(plain, known))[0] is plain
         assert (await mask_value(value, known))[1] == {}
     assert len(threads) == len(made) == 2 * len(large)
@@ -358,6 +352,22 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
     assert (await mask_value({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
     assert len(threads) == 2 * len(large)
     assert len(made) == 2 * len(large) + 2
+
+
+async def test_of_a_file_that_is_no_text_all_but_its_secrets_stays() -> None:
+    """The control is one without: it is the same object as before."""
+    content = b"\xff\xfe " + _TOKEN.encode() + b" \xc3"
+    assert await mask_content(content, {}) == (b"\xff\xfe [secret: GitHub token] \xc3", {"GitHub token": 1})
+    plain = b"\xff" * 30
+    assert (await mask_content(plain, {}))[0] is plain
+
+
+def test_a_token_begins_with_one_of_its_words_in_which_a_dot_is_a_dot() -> None:
+    found = patterns._token("kind", "ab.|c-", patterns._run(b"0-9", 3))
+    assert (found.kind, found.words, found.begins, found.unbroken) == ("kind", (b"ab.", b"c-"), True, True)
+    texts = (b"ab.123", b"c-1234", b"abx123", b"c-12", b"xc-123", b"c-123x")
+    assert [text for text in texts if found.form.search(text)] == [b"ab.123", b"c-1234"]
+    assert not patterns._of("kind", "a", b"a").unbroken
 
 
 async def test_keys_that_are_replaced_alike_stay_as_many() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
 import pytest
 from pydantic import ValidationError
+from tests.fixtures.channels import an_outcome
 
-from glovebox_sandboxes.contract.outcome import Captured, Ended, Outcome, Usage
 from glovebox_server import tools
 from glovebox_server.calls import Text
 from glovebox_server.mcp.catalogue import input_schema, output_schema
@@ -24,22 +24,6 @@ LEAST: dict[str, dict[str, Any]] = {
     "search_workspace": {"pattern": "x"},
     "fetch_url": {"url": "https://docs.python.org/3/"},
 }
-NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
-
-
-def outcome(value: Any, *, ended: Ended = "exited", code: int | None = 0, reason: str = "") -> Outcome:
-    """An outcome with this value."""
-    return Outcome(
-        ended=ended,
-        code=code,
-        reason=reason,
-        stdout=NOTHING,
-        stderr=NOTHING,
-        value=value,
-        blobs=(),
-        skipped=(),
-        usage=Usage(wall_ms=1.0, cpu_ms=1.0, memory_peak_bytes=1),
-    )
 
 
 def arguments(tool: Tool, **given: Any) -> dict[str, Any]:
@@ -49,7 +33,7 @@ def arguments(tool: Tool, **given: Any) -> dict[str, Any]:
 
 def answer(tool: Tool, value: Any, **how: Any) -> ToolAnswer:
     """The tool's answer to a value; what it says fits the tool's result model and its published schema."""
-    found = tool.answer(outcome(value, **how))
+    found = tool.answer(an_outcome(value=value, **how))
     structured = {"call_id": "c_1", **found.fields}
     tool.result.model_validate_json(json.dumps(structured))
     jsonschema.validate(structured, output_schema(tool.result))
