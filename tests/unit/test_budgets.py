@@ -33,6 +33,10 @@ from glovebox_server.tools.base import MAX_OUTPUT, ToolResult
 __all__ = ["scene"]
 
 ME = Principal(id="token:a", transport="http")
+ASKED = ReservationRequest(
+    call_id="c", spender=Spender(principal=ME.id, run="", workflow="", tool=""), lines=(),
+    worst={"wall_seconds": 30_000, "cpu_seconds": 10_000},
+)  # fmt: skip
 
 
 @dataclass
@@ -82,18 +86,14 @@ async def test_a_spent_budget_refuses_on_record_and_starts_nothing(scene: Scene,
 
 def _granted(*names: str, **takes: int) -> list[Funds]:
     """What is left of budgets of one call each."""
-    spender = Spender(principal=ME.id, run="", workflow="", tool="")
-    lines = lines_of([budget(name, calls=1) for name in names], spender)
+    lines = lines_of([budget(name, calls=1) for name in names], ASKED.spender)
     return [Funds(line=line, left={"calls": 1}, refills=None, takes=takes) for line in lines]
 
 
 def _taken(monkeypatch: pytest.MonkeyPatch, *granted: Funds) -> Reservation:
-    """A reservation for at most 30 s and 10 s of a processor, made 4 s ago."""
-    spender = Spender(principal=ME.id, run="", workflow="", tool="")
-    worst = {"wall_seconds": 30_000, "cpu_seconds": 10_000}
+    """Of 4 s ago."""
     monkeypatch.setattr(anyio, "current_time", lambda: 104.0)
-    asked = ReservationRequest(call_id="c", spender=spender, lines=(), worst=worst)
-    return Reservation(asked=asked, granted=granted, _began=100.0)
+    return Reservation(asked=ASKED, granted=granted, _began=100.0)
 
 
 def _ran(**more: Any) -> Any:
@@ -353,9 +353,7 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
 async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> None:
     rates = (Rate(host="*.example.org", connections=2, every="minute"),)
     async with spending(scene, tmp_path, rates=rates) as spent:
-        rights = spent.scene.guards.rights_of(ME)
-        reservation = await _reservation(spent, rights)
-        connect = partial(spent.budgets.connect, reservation.asked, rates)
+        connect = partial(spent.budgets.connect, ASKED, rates)
         answers = [await connect("a.example.org"), await connect("b.example.org")]
         assert answers == [None, None]
         third = await connect("a.example.org")
@@ -370,22 +368,6 @@ async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> Non
         assert uncounted.rule == "store"
         (tmp_path / "aside").rename(path)
         assert await spent.left() == {"*.example.org every minute connections": 0}
-
-
-async def _reservation(spent: Spending, rights: Any) -> Reservation:
-    seen: list[Reservation] = []
-    budgets = spent.budgets
-    whole = budgets.reserved
-
-    @asynccontextmanager
-    async def watched(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation]:
-        async with whole(now, worst) as found:
-            seen.append(found)
-            yield found
-
-    budgets.reserved = watched  # type: ignore[method-assign]
-    await spent.call()
-    return seen[0]
 
 
 async def test_nothing_is_opened_where_nobody_has_a_budget(scene: Scene, tmp_path: Path) -> None:

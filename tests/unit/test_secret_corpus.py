@@ -21,6 +21,7 @@ from tests.fixtures.secret_formats import PRECISION, RECALL, SETTINGS, filled, l
 from tests.fixtures.secret_formats import forms as documented
 from tests.fixtures.secret_formats import rows as measured
 
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown, SkippedFile
 from glovebox_server.guards.redaction import guard as masking
 from glovebox_server.guards.redaction import patterns
 from glovebox_server.guards.redaction.detector import Forms, KeyMasker, derive_forms
@@ -145,15 +146,24 @@ def test_a_private_key_that_is_cut_off_is_replaced_as_far_as_it_goes(cut: int) -
     assert mask_text(f"{key[:170]}\nAnd so on.", {}, Counter()).endswith("\nAnd so on.") or cut < 200
 
 
+def _all_over(text: str, padding: int) -> Outcome:
+    """What has a text in each part that a program can write."""
+    printed = Captured(text="." * padding + text, total_bytes=7, dropped_bytes=0)
+    copy = Shown(name="a", reason=text)
+    return an_outcome(
+        stdout=printed, stderr=printed, value={"text": text, text: [text, 1, None]}, shown=(copy,),
+        skipped=(SkippedFile(name=text, reason="a"), SkippedFile(name="b", reason=text)),
+        blobs=(Blob(media_type="image/png", data=b"a"), Blob(media_type="image/png", data=b"b", shown=copy)),
+        changes=OverlayChanges(created=("a", text), changed=(text,), deleted=(text, "b"), counts={}, patch=True),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("padding", [0, LOOP_BYTES])
 async def test_every_text_of_an_outcome_is_looked_at_and_counted(padding: int) -> None:
     """On the event loop and in a thread; what holds nothing is the same object as before."""
-    token = POSITIVES[0]
-    outcome = an_outcome("." * padding + token, value={"text": token, token: [token, 1, None]})
-    clean, count = await mask_outcome(outcome, {})
-    assert count == {"GitHub token": 4}
-    assert token not in str(clean)
-    plain = an_outcome("." * padding, value={"text": "nothing"})
+    clean, count = await mask_outcome(_all_over(_TOKEN, padding), {})
+    assert (clean, count) == (_all_over("[secret: GitHub token]", padding), {"GitHub token": 12})
+    plain = _all_over("nothing", padding)
     assert (await mask_outcome(plain, {}))[0] is plain
 
 
