@@ -163,15 +163,6 @@ async def test_names_of_changed_files_hold_none_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.driver("bubblewrap")
-@pytest.mark.parametrize(("redact", "refused"), [("refuse", True), ("none", False)])
-async def test_a_secret_in_a_name_is_one_of_the_output(redact: str, refused: bool, tmp_path: Path) -> None:
-    """So nothing comes back where the profile says so; where it says that all may come, it does (the control)."""
-    result, _, log = await called(tmp_path, "bubblewrap", f"[result]\nredact = '{redact}'\n", NAMED.format(repr(TOKEN)))
-    assert (result.failed, TOKEN in whole(result)) == (refused, not refused)
-    assert (TOKEN in log) is not refused
-
-
-@pytest.mark.driver("bubblewrap")
 async def test_arguments_that_are_kept_hold_none_either(tmp_path: Path) -> None:
     """The program that was sent with it is recorded without, with the digest of what ran, and that it was replaced."""
     _, _, log = await called(tmp_path, "bubblewrap", "", f"token = {TOKEN!r}\n")
