@@ -1,36 +1,35 @@
 """Every watch rule fires on what it looks for and not on its control; each action does what it says."""
 
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
-from click.testing import CliRunner
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import Heard
-from tests.fixtures.channels import Guest
+from tests.fixtures.channels import Guest, an_outcome
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 from tests.unit.test_stops import NAMES, a_call
+from tests.unit.test_watch_markers import MARKER
 
 from glovebox_audit.chain import Record
 from glovebox_audit.events import Event
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.cli.main import main
 from glovebox_server.core.call import Attempt, Call, CallDeniedError
 from glovebox_server.egress.events import EgressAttempt
-from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stops import Stops, made
 from glovebox_server.guards.watch import watch
-from glovebox_server.guards.watch.canaries import Canary, canaries_of, plant
+from glovebox_server.guards.watch.canaries import Canary, plant
 from glovebox_server.guards.watch.watch import Watch
 
 __all__ = ["scene"]
@@ -49,29 +48,37 @@ class Watched:
     stops: Stops
     place: Path
 
-    def alarms(self) -> list[tuple[str, str, str, str]]:
-        """Rule, action, place and words of each alarm on record."""
+    def records(self) -> list[Mapping[str, Any]]:
+        """Each alarm on record."""
         records = [json.loads(line) for line in log_lines(self.place / "audit")]
-        found = [each["data"] for each in records if each["kind"] == "watch.alarm"]
-        return [(each["rule"], each["action"], each["where"], each["what"]) for each in found]
+        return [each["data"] for each in records if each["kind"] == "watch.alarm"]
+
+    def alarms(self) -> list[tuple[str, str, str, str]]:
+        """Rule, action, place and words of each."""
+        return [(each["rule"], each["action"], each["where"], each["what"]) for each in self.records()]
 
 
 @asynccontextmanager
 async def watching(place: Path, **actions: WatchAction) -> AsyncIterator[Watched]:
     """The rules of a server whose state is in ``place``."""
     place.chmod(0o700)
-    canaries = canaries_of(place)
-    canaries.prepare()
     async with AuditLog.open(place / "audit", "s_watch") as audit, Stops.opened(place, audit) as stops:
         given: Mapping[str, WatchAction] = {name.replace("_", "-"): action for name, action in actions.items()}
-        yield Watched(Watch(audit, stops, canaries, given), stops, place)
+        yield Watched(await Watch.opened(place, audit, stops, given), stops, place)
+
+
+def attempted(request: ToolCall, given: Decision, workspace: Path | None = None) -> Call:
+    """A call once policy has said so."""
+    nothing: Any = None
+    call = Call(request=request, tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
+    rights: Any = SimpleNamespace(workspace=workspace)
+    call.now = Attempt(request=request, rights=rights, decision=given)
+    return call
 
 
 async def weighed(seen: Watched, request: ToolCall, given: Decision) -> tuple[bool, Decision]:
     """Whether a call is slowed, and what becomes of its decision."""
-    nothing: Any = None
-    call = Call(request=request, tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
-    call.now = Attempt(request=request, rights=nothing, decision=given)
+    call = attempted(request, given)
     await seen.watch.slow(call)
     seen.watch.ask(call)
     return call.delay > 0, call.now.decision
@@ -99,29 +106,6 @@ async def test_denials_in_a_row_are_told_and_others_are_not(tmp_path: Path) -> N
         assert seen.alarms() == [("denials", "record", "calls", "10 in a row")]
 
 
-async def test_what_lies_where_a_canary_was_is_no_canary(tmp_path: Path) -> None:
-    """What else is in its place is hidden as any secret is, and leaves nothing open; the control is the canary."""
-    async with watching(tmp_path) as seen:
-        canary = planted(tmp_path)
-        workspace = Path(canary.workspace)
-        await seen.watch.decided(a_call(), decision("allow"), workspace)
-        assert await seen.watch.planted(workspace) == (canary.path,)
-        moved = canary.file.rename(tmp_path / "moved")
-        canary.file.symlink_to(moved)
-        assert await seen.watch.planted(workspace) == ()
-        canary.file.unlink()
-        os.mkfifo(canary.file)
-        assert await seen.watch.planted(workspace) == ()
-        canary.file.unlink()
-        canary.file.mkdir()
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        assert await seen.watch.planted(workspace) == ()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
-        canary.file.rmdir()
-        canary.file.write_text(f"{canary.text}TOKEN=real\n")
-        assert await seen.watch.planted(workspace) == ()
-
-
 async def test_a_rule_that_is_switched_off_looks_for_nothing_any_more(tmp_path: Path) -> None:
     """As in a server that starts so; switched on again it does."""
     async with watching(tmp_path) as seen:
@@ -134,15 +118,17 @@ async def test_a_rule_that_is_switched_off_looks_for_nothing_any_more(tmp_path: 
 
 
 async def test_a_rule_that_is_off_does_nothing(tmp_path: Path) -> None:
-    """The control is the test above."""
-    off: dict[str, WatchAction] = dict.fromkeys(("denials", "canary", "questions", "new_reach", "secrets"), "off")
-    async with watching(tmp_path, **off) as seen:
-        marker = planted(tmp_path).marker
-        for _ in range(2 * watch.DENIALS_IN_A_ROW):
-            await seen.watch.decided(a_call(arguments={"code": marker}), decision("deny"), None)
-            await seen.watch.questioned(a_call())
-        assert seen.alarms() == []
-        assert seen.watch.look().file() is None
+    """Nor does it count: once it is on it begins anew. The controls are the tests of each."""
+    async with watching(tmp_path) as seen:
+        call = a_call(arguments={"code": planted(tmp_path).marker})
+        for action, times in (("off", 6 * watch.DENIALS_IN_A_ROW - 1), ("record", 1)):
+            seen.watch.act({**dict.fromkeys(watch.RULES, action), "canary": "off"})  # type: ignore[arg-type]  # a Literal
+            for number in range(times):
+                await seen.watch.decided(call, decision("deny"), None)
+                await seen.watch.questioned(call)
+                await seen.watch.connecting(call, attempt(f"https://{action}{number}.example/"))
+            assert seen.watch.look().file() is None
+            assert seen.alarms() == []
 
 
 @pytest.mark.parametrize("action", ["record", "slow", "ask", "stop"])
@@ -150,22 +136,50 @@ async def test_each_action_does_what_it_says_to_that_run_alone(
     action: WatchAction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no longer than it says, but for a stop; the control is another run of the same caller."""
+    now = 1000.0
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
     async with watching(tmp_path, denials=action) as seen:
+        call = a_call(principal=replace(a_call().principal, client="An editor"))
         for _ in range(watch.DENIALS_IN_A_ROW):
-            await seen.watch.decided(a_call(), decision("deny"), None)
-        assert [each[1] for each in seen.alarms()] == [action]
+            await seen.watch.decided(call, decision("deny"), None)
+        assert seen.records() == [
+            {
+                "rule": "denials", "action": action, "where": "calls", "what": "10 in a row", "call": call.id,
+                "tool": call.tool, "principal": call.principal.id, "client": "An editor", "run": call.run,
+                "workflow": call.principal.workflow,
+            }
+        ]  # fmt: skip
         other = a_call(run="r_" + "1" * 26)
         given = decision("allow")
-        (slowed, asked), stopped = await weighed(seen, a_call(), given), seen.stops.refusal(a_call())
+        (slowed, asked), stopped = await weighed(seen, call, given), seen.stops.refusal(call)
         assert slowed is (action == "slow")
         assert ((asked.effect, asked.rule) == ("ask", "watch.denials")) is (action == "ask")
+        assert ("denials" in asked.reason and asked.hint != "") is (action == "ask")
         assert (asked is given) is (action != "ask")
         assert (stopped is not None and stopped.rule == "stop") is (action == "stop")
+        assert [each.by for each in seen.stops._found.items] == ["watch:denials"] * (action == "stop")
         assert (*await weighed(seen, other, given), seen.stops.refusal(other)) == (False, given, None)
-        later = anyio.current_time() + watch.FLAGGED_SECONDS + 1
-        monkeypatch.setattr(anyio, "current_time", lambda: later)
-        assert await weighed(seen, a_call(), given) == (False, given)
-        assert (seen.stops.refusal(a_call()) is not None) is (action == "stop")
+        now += watch.FLAGGED_SECONDS
+        assert await weighed(seen, call, given) == (False, given)
+        assert (seen.stops.refusal(call) is not None) is (action == "stop")
+
+
+async def test_an_alarm_that_cannot_be_recorded_has_its_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the operator is told which, and why."""
+
+    async def fail(_event: Event) -> Record:
+        raise AuditError("record", "the disk is full", "Make room.")
+
+    async with watching(tmp_path, denials="ask") as seen:
+        monkeypatch.setattr(seen.stops._audit, "append", fail)
+        for _ in range(watch.DENIALS_IN_A_ROW):
+            await seen.watch.decided(a_call(), decision("deny"), None)
+        assert (await weighed(seen, a_call(), decision("allow")))[1].effect == "ask"
+    (line,) = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert "rule denials " in line
+    assert "the disk is full" in line
 
 
 async def test_a_stopped_call_without_a_run_is_stopped_by_its_id(tmp_path: Path) -> None:
@@ -183,36 +197,70 @@ def attempt(url: str, effect: Any = "allow") -> EgressAttempt:
     return EgressAttempt(kind="request", decision=said, target=parse_url("GET", url), asked=url)
 
 
-async def test_a_host_that_is_new_after_many_connections_is_told(tmp_path: Path) -> None:
-    """Once; the control is what was reached before, a refused one, another caller, and the time of learning."""
+@pytest.mark.parametrize(("most", "told"), [(watch.MAX_HOSTS, True), (6, True), (5, False)])
+async def test_a_host_that_is_new_after_many_connections_is_told(
+    most: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, unless too many are known; the control is a known, a refused, another caller's, one learnt, and none."""
+    monkeypatch.setattr(watch, "MAX_HOSTS", most)
     async with watching(tmp_path) as seen:
-        for number in range(watch.CONNECTIONS_KNOWN):
-            await seen.watch.connecting(a_call(), attempt(f"https://h{number % 5}.example/"))
+        for number in range(watch.CONNECTIONS_KNOWN):  # the last of five is new
+            await seen.watch.connecting(a_call(), attempt(f"https://h{max(0, number - 45)}.example/"))
         await seen.watch.connecting(a_call(), attempt("https://h1.example/"))
         await seen.watch.connecting(a_call(), attempt("https://new.example/", "deny"))
+        await seen.watch.connecting(a_call(), replace(attempt("https://new.example/"), target=None))
         other = a_call(principal=Principal(id="token:other", transport="http"))
         await seen.watch.connecting(other, attempt("https://new.example/"))
         assert seen.alarms() == []
         for _ in range(3):
             await seen.watch.connecting(a_call(), attempt("https://new.example/"))
-        assert seen.alarms() == [("new-reach", "record", "url", "new.example")]
+        assert seen.alarms() == [("new-reach", "record", "url", "new.example")] * told
 
 
-async def test_a_flood_of_questions_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control is as many of two callers, and as many over a longer time."""
+@pytest.mark.parametrize("action", ["record", "off"])
+async def test_a_placeholder_that_strays_is_told_by_its_name(action: WatchAction, tmp_path: Path) -> None:
+    """In output beside a canary, and in a request; the control is the rule switched off."""
+    async with watching(tmp_path, placeholder=action, canary="record") as seen:
+        canary = planted(tmp_path)
+        await seen.watch.decided(a_call(), decision("allow"), None)
+        call = attempted(a_call(), decision("allow"))
+        call.now.placeholders = {"tracker": MARKER}
+        await seen.watch.observe(call)
+        (look,) = call.now.observers
+        assert call.now.inspect_file() is not None
+        await look.ended(an_outcome(value=MARKER, problems=("x" * 10_000, canary.marker)))
+        await seen.watch.connecting(a_call(), replace(attempt("https://e.example/"), strayed="tracker"))
+        told = [("placeholder", "record", where, "tracker") for where in ("value", "request") if action == "record"]
+        assert seen.alarms() == [*told[:1], ("canary", "record", "value", canary.id), *told[1:]]
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0, True), (watch.QUESTIONS_SECONDS, True), (601, False)])
+async def test_a_flood_of_questions_is_told(
+    seconds: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is as many over a longer time, and as many of two callers."""
     now = 1000.0
     monkeypatch.setattr(anyio, "current_time", lambda: now)
     async with watching(tmp_path) as seen:
         other = a_call(principal=Principal(id="token:other", transport="http"))
-        for _ in range(watch.QUESTIONS - 1):
+        await seen.watch.questioned(a_call())
+        now += seconds
+        for _ in range(watch.QUESTIONS - 2):
             await seen.watch.questioned(a_call())
             await seen.watch.questioned(other)
-        now += watch.QUESTIONS_SECONDS + 1
-        await seen.watch.questioned(a_call())
         assert seen.alarms() == []
-        for _ in range(watch.QUESTIONS - 1):
-            await seen.watch.questioned(a_call())
-        assert seen.alarms() == [("questions", "record", "calls", "20 questions")]
+        await seen.watch.questioned(a_call())
+        assert seen.alarms() == [("questions", "record", "calls", "20 questions")] * told
+
+
+async def test_of_callers_the_longest_idle_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes back is not; the control is that its questions still count."""
+    monkeypatch.setattr(watch, "MAX_KEPT", 2)
+    async with watching(tmp_path) as seen:
+        for name, times, told in (("a", 10, 0), ("b", 10, 0), ("a", 9, 0), ("c", 1, 0), ("a", 1, 1), ("b", 10, 1)):
+            for _ in range(times):
+                await seen.watch.questioned(a_call(principal=Principal(id=name, transport="http")))
+            assert len(seen.alarms()) == told
 
 
 @pytest.mark.parametrize(
@@ -317,14 +365,16 @@ async def test_a_log_that_does_not_answer_holds_no_alarm_that_stops_up(
         assert not seen.stops._overdue
 
 
-async def test_live_output_waits_where_a_secret_stops_the_run(tmp_path: Path) -> None:
-    """The control is a rule that only records."""
-    cases: tuple[tuple[WatchAction, list[str]], ...] = (("stop", []), ("record", ["one"]))
+async def test_a_secret_in_output_is_told_and_live_output_waits_where_it_stops_the_run(tmp_path: Path) -> None:
+    """The controls are a rule that only records, and one that is off."""
+    cases: tuple[tuple[WatchAction, list[str]], ...] = (("stop", []), ("record", ["one"]), ("off", ["one"]))
     for action, shown in cases:
         place, heard = tmp_path / action, list[str]()
         place.mkdir()
         async with watching(place, secrets=action) as seen:
             seen.watch.look().printed(heard.append)(b"one")
+            await seen.watch.look_for_secrets(a_call(), an_outcome(value=["np" + "m_" + "Ab3" * 12] * 2))
+            assert seen.alarms() == [("secrets", action, "value", "npm token")] * (action != "off")
         assert heard == shown
 
 
@@ -337,7 +387,8 @@ async def test_a_canary_in_arguments_stops_the_run_and_is_repeated_nowhere(where
         await seen.watch.decided(a_call(arguments={where: "y" * 100_000}), decision("allow"), None)
         assert seen.alarms() == []
         written = "https://e.example/?" + "".join(f"%{ord(each):02x}" for each in canary.marker)
-        await seen.watch.decided(a_call(arguments={where: "y" * 100_000 + written}), decision("deny"), None)
+        arguments = {"url": "https://e.example/", where: "y" * 100_000 + written}
+        await seen.watch.decided(a_call(arguments=arguments), decision("deny"), None)
         assert [each[0] for each in seen.alarms()] == ["canary"]
         log = b"".join(log_lines(tmp_path / "audit"))
         assert canary.marker.encode() not in log
@@ -354,6 +405,7 @@ async def test_a_canary_on_its_way_out_is_not_dialled(tmp_path: Path) -> None:
             await seen.watch.connecting(a_call(), attempt("https://e.example/?q=x"))
             await seen.watch.connecting(a_call(), attempt(f"https://e.example/?q={marker}"))
             pytest.fail("it came back")
+        assert [each[2] for each in seen.alarms()] == ["url"]
 
 
 # Whole calls.
@@ -406,7 +458,7 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
 async def test_no_caller_has_what_is_counted_of_another_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many runs it begins; the control is that its own oldest is forgotten."""
+    """However many runs it begins; the control is that its own longest idle is forgotten."""
     monkeypatch.setattr(watch, "MAX_KEPT", 8)
     other = Principal(id="token:other", transport="http")
     async with watching(tmp_path, denials="ask") as seen:
@@ -415,75 +467,8 @@ async def test_no_caller_has_what_is_counted_of_another_forgotten(
         begun = [replace(a_call(run=f"r_{number:026}"), principal=other) for number in range(2, 30)]
         for call in begun:
             await seen.watch.decided(call, decision("deny"), None)
+            await seen.watch.decided(begun[0], decision("deny"), None)
         assert (await weighed(seen, a_call(), decision("allow")))[1].effect == "ask"
         assert len(seen.watch.runs) == watch.MAX_KEPT
-        assert begun[0].run not in seen.watch.runs
-
-
-# The command line.
-
-
-def run(place: Path, *words: str) -> tuple[int, str]:
-    """One command."""
-    places = ["--state-dir", str(place / "state"), "--workspace", str(place / "workspace")]
-    found = CliRunner().invoke(main, [*words, *places])
-    return found.exit_code, found.output
-
-
-def test_a_canary_is_planted_listed_and_removed(tmp_path: Path) -> None:
-    """Its marker is printed nowhere, and is in its file alone; sandboxes can read it."""
-    (tmp_path / "workspace").mkdir()
-    status, text = run(tmp_path, "canary", "plant", "--json")
-    identity = json.loads(text)["canary"]["id"]
-    (canary,) = canaries_of(tmp_path / "state").read().items
-    assert (status, canary.id) == (OK, identity)
-    assert canary.marker in canary.file.read_text()
-    assert canary.file.stat().st_mode & 0o777 == 0o644
-    assert run(tmp_path, "canary", "list")[1].count("yes") == 1
-    assert canary.marker not in text + run(tmp_path, "canary", "list")[1]
-    assert run(tmp_path, "canary", "remove", identity) == (OK, "1 file removed.\n")
-    assert list((tmp_path / "workspace").iterdir()) == []
-    assert json.loads(run(tmp_path, "canary", "list", "--json")[1]) == {"canaries": [], "damaged": []}
-
-
-def test_no_file_of_anybodys_is_touched(tmp_path: Path) -> None:
-    """Neither one that is there, nor one that is not what was planted, nor one outside."""
-    workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    (workspace / "mine.txt").write_text("mine")
-    for name in ("mine.txt", "../out.txt", "/etc/out.txt", "no/such/folder.txt", "."):
-        status, text = run(tmp_path, "canary", "plant", "--name", name)
-        assert status == UNAVAILABLE
-        assert "Name " in text
-    assert canaries_of(tmp_path / "state").read().items == ()
-    assert run(tmp_path, "canary", "plant", "--name", "b.env")[0] == OK
-    (workspace / "b.env").write_text("changed")
-    assert " no" in run(tmp_path, "canary", "list")[1]
-    assert run(tmp_path, "canary", "remove", "--all")[0] == OK
-    assert {each.name for each in workspace.iterdir()} == {"mine.txt", "b.env"}
-    assert not (tmp_path / "out.txt").exists()
-    for words in (("remove",), ("remove", "x", "--all"), ("remove", "x")):
-        assert run(tmp_path, "canary", *words)[0] == USAGE
-
-
-def test_a_damaged_canary_is_told(tmp_path: Path) -> None:
-    """It is not looked for, and the list says so; the control is its removal."""
-    (tmp_path / "workspace").mkdir()
-    canaries_of(tmp_path / "state").add("y_" + "0" * 26, b"{}")
-    status, text = run(tmp_path, "canary", "list")
-    assert status == UNAVAILABLE
-    assert "Not looked for" in text
-    assert run(tmp_path, "canary", "remove", "y_" + "0" * 26)[0] == OK
-    assert run(tmp_path, "canary", "list") == (OK, "0 in all.\n")
-
-
-@pytest.mark.parametrize("name", ["a\udcff.env", "a\nb.env", "a\u202eb.env"])
-def test_a_canary_that_no_tool_could_name_is_not_planted(name: str, tmp_path: Path) -> None:
-    """Nothing is written, anywhere; the control is a name that people can read."""
-    (tmp_path / "work").mkdir()
-    given = ["canary", "plant", "--workspace", str(tmp_path / "work"), "--state-dir", str(tmp_path / "state")]
-    done = CliRunner().invoke(main, [*given, "--name", name])
-    assert done.exit_code == UNAVAILABLE
-    assert "Name a path of printable characters" in done.output
-    assert not [*(tmp_path / "work").iterdir()]
-    assert CliRunner().invoke(main, [*given, "--name", "naïve.env"]).exit_code == OK
+        assert begun[0].run in seen.watch.runs
+        assert begun[1].run not in seen.watch.runs

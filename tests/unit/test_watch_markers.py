@@ -20,7 +20,7 @@ from tests.unit.test_secret_corpus import POSITIVES
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown, SkippedFile
 from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
 from glovebox_server.guards.redaction.patterns import PATTERNS, find_secrets
-from glovebox_server.guards.watch.watch import LIVE_BYTES, Look, of_url, of_value
+from glovebox_server.guards.watch.watch import LIVE_BYTES, Finding, Look, of_url, of_value
 
 MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
 OTHER = MARKER[::-1].replace("q", "e").replace("7", "g")
@@ -116,6 +116,8 @@ def test_a_value_is_json_without_its_escapes() -> None:
     assert of_value({"a": 'b\n\t"\\\x00\u200bc'}) == '{"a": "b     \u200bc"}'.encode()
     assert of_value("\\n\\\\u0000 u0000") == b'" n  u0000 u0000"'
     assert of_value("\ud800") == b'"?"'
+    assert of_url("a%20b") == [("url", b"a%20b"), ("url", b"a b")]
+    assert of_url("a\ud800b") == [("url", b"a?b")]
 
 
 @pytest.mark.parametrize("way", ["as it is", "hex", "base64, one on", "percent"])
@@ -165,11 +167,11 @@ def test_what_is_printed_live_is_shown_until_a_marker_is_in_it() -> None:
     shown: list[str] = []
     look = Look(NEEDLES, secrets=False)
     heard = look.printed(shown.append)
-    heard(b"one ")
+    heard(b"one\xff ")
     heard(f"two {MARKER}".encode())
     heard(b"three")
-    assert shown == ["one "]
-    assert [each.rule for each in look.findings] == ["canary"]
+    assert shown == ["one\ufffd "]
+    assert look.findings == [Finding(rule="canary", where="stdout", what="y_1")]
     shown.clear()
     heard = Look(NEEDLES, secrets=False).printed(shown.append)
     for _ in range(LIVE_BYTES // 65536 + 3):
@@ -190,34 +192,34 @@ def test_nothing_is_shown_live_where_a_secret_stops_the_call() -> None:
 
 _TEXT = Captured(text=MARKER, total_bytes=40, dropped_bytes=0)
 _SHOWN = Shown(name="a.png", media_type="image/png", data=b"PNG" + MARKER.encode())
-PARTS: Mapping[str, Outcome] = {
-    "stdout": an_outcome(MARKER),
-    "stderr": an_outcome(stderr=_TEXT),
-    "value": an_outcome(value={"text": [MARKER]}),
-    "problem": an_outcome(problems=(MARKER,)),
-    "name of a file": an_outcome(skipped=(SkippedFile(name=f"{MARKER}.txt", reason="x"),)),
-    "reason of a file": an_outcome(skipped=(SkippedFile(name="x.txt", reason=MARKER),)),
-    "reason of a copy": an_outcome(shown=(Shown(name="", reason=MARKER),)),
-    "picture": an_outcome(blobs=(Blob(media_type="image/png", data=MARKER.encode()),)),
-    "copy of a picture": an_outcome(blobs=(Blob(media_type="image/png", data=b"PNG", shown=_SHOWN),)),
-    "copy of a file": an_outcome(shown=(_SHOWN,)),
-    "name of a change": an_outcome(
+PARTS: Mapping[tuple[str, str], Outcome] = {
+    ("stdout", "text"): an_outcome(MARKER),
+    ("stderr", "text"): an_outcome(stderr=_TEXT),
+    ("value", "text"): an_outcome(value={"text": [MARKER]}),
+    ("value", "problem"): an_outcome(problems=(MARKER,)),
+    ("file", "name"): an_outcome(skipped=(SkippedFile(name=f"{MARKER}.txt", reason="x"),)),
+    ("value", "reason of a file"): an_outcome(skipped=(SkippedFile(name="x.txt", reason=MARKER),)),
+    ("value", "reason of a copy"): an_outcome(shown=(Shown(name="", reason=MARKER),)),
+    ("picture", "blob"): an_outcome(blobs=(Blob(media_type="image/png", data=MARKER.encode()),)),
+    ("picture", "copy of one"): an_outcome(blobs=(Blob(media_type="image/png", data=b"PNG", shown=_SHOWN),)),
+    ("picture", "copy of a file"): an_outcome(shown=(_SHOWN,)),
+    ("file", "name of a change"): an_outcome(
         changes=OverlayChanges(created=(), changed=(f"a/{MARKER}",), deleted=(), counts={}, patch=True)
     ),
 }
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_whatever_a_job_gives_back_is_looked_at(part: str) -> None:
-    """The control is what gives back nothing."""
-    for outcome, hits in ((PARTS[part], 1), (an_outcome(), 0)):
+def test_whatever_a_job_gives_back_is_looked_at(part: tuple[str, str]) -> None:
+    """And its kind is told; the control is what gives back nothing."""
+    for outcome, where in ((PARTS[part], [part[0]]), (an_outcome(), [])):
         look = Look(NEEDLES, secrets=True)
         look.search(look.pieces(outcome))
-        assert len({each.what for each in look.findings}) == hits
+        assert [each.where for each in look.findings][:1] == where
 
 
-@pytest.mark.parametrize("part", ["stdout", "value", "picture"])
-def test_where_nothing_is_looked_for_nothing_is_copied(part: str) -> None:
+@pytest.mark.parametrize("part", [("stdout", "text"), ("value", "text"), ("picture", "blob")])
+def test_where_nothing_is_looked_for_nothing_is_copied(part: tuple[str, str]) -> None:
     """The control is where one of both is looked for."""
     assert Look(index_markers({}), secrets=False).pieces(PARTS[part]) == []
     assert Look(NEEDLES, secrets=False).pieces(PARTS[part])

@@ -54,7 +54,7 @@ class Canary(StoredItem):
             descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 whole = stat.S_ISREG(os.fstat(descriptor).st_mode)
-                return whole and os.read(descriptor, MAX_BYTES + 1) == self.text.encode()
+                return whole and os.read(descriptor, MAX_BYTES) == self.text.encode()
             finally:
                 os.close(descriptor)
         except OSError:
@@ -109,7 +109,7 @@ def remove(state_dir: Path, canary: Canary) -> None:
         DiagnosedError: its file cannot be removed.
         SecretFileError: it cannot be forgotten.
     """
-    if canary.stands and stat.S_ISREG(canary.file.lstat().st_mode):
+    if canary.stands:
         try:
             canary.file.unlink()
         except OSError as problem:

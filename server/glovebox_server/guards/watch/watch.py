@@ -289,7 +289,7 @@ class Watch:
 
     async def planted(self, workspace: Path) -> tuple[str, ...]:
         """Return paths of the searched canaries that lie in a workspace as they were planted."""
-        if self.known is None or not self.needles.names:
+        if self.known is None:
             return ()
         there = [each for each in self.known.items if each.workspace == str(workspace)]
         if not there:
