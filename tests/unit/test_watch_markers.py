@@ -131,6 +131,7 @@ def test_a_marker_is_found_wherever_it_is_cut(way: str) -> None:
         assert found(NEEDLES, ("stdout", text[:at]), ("stderr", text[at:]))
     for at in range(len(MARKER) + 1):  # in two calls, or two files
         assert Detector(NEEDLES).feed(MARKER[:at].encode()) or Detector(NEEDLES).feed(MARKER[at:].encode())
+    assert Detector(NEEDLES).feed(f"{MARKER[:19]} {MARKER[21:]}".encode()) is None  # no half is whole
 
 
 @given(st.lists(st.integers(1, 9), max_size=60), st.binary(max_size=300))

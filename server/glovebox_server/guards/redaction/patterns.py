@@ -243,6 +243,6 @@ def _end_of_key(data: bytes, match: re.Match[bytes]) -> int:
     if last is not None:
         return last.end()
     at = match.end()
-    while at < len(data) and (line := _BODY_LINE.match(data, at)) is not None and line.end() > at:
+    while (line := _BODY_LINE.match(data, at)) is not None:
         at = line.end()
     return at
