@@ -23,7 +23,8 @@ test: ## Run every test this machine can run (PYTEST='-k word' runs some)
 test-quick: ## Run what shows most, soonest: units, properties, rules of this repository (PYTEST='-x')
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
-	@.venv/bin/python -m pytest --driver bubblewrap -n 3 --dist worksteal tests/unit tests/property tests/repo $(PYTEST)
+	@DRAWS_PART=5 .venv/bin/python -m pytest --driver bubblewrap -m "not long" -n 3 --dist worksteal tests/unit tests/property \
+		tests/repo $(PYTEST)
 
 check: ## Lint, formatting, types, and the rules of this repository
 	@scripts/bootstrap check

@@ -17,6 +17,7 @@ import anyio
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from tests.fixtures.draws import draws
 from tests.must_run import ALL, GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
 
 from glovebox_sandboxes.drivers import registry
@@ -28,7 +29,7 @@ KILLS = 6
 """By default: a control beside the tests that inject a crash at each step. ``make soak`` kills 200."""
 
 # Whatever else a machine does: a time would say nothing of what is tested.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any speed", draws(suppress_health_check=[HealthCheck.too_slow]))
 settings.load_profile("any speed")
 
 

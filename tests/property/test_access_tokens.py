@@ -5,9 +5,10 @@ import json
 import time
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from joserfc import jws
+from tests.fixtures.draws import draws
 from tests.fixtures.issuers import AnIssuer
 
 from glovebox_server.transport.oauth import issuer as verify
@@ -38,7 +39,7 @@ def let_in(token: str) -> TokenGrant | None:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(st.dictionaries(st.sampled_from(CLAIMS), VALUES, max_size=4))
 def test_signed_claims_of_any_kind_name_somebody_of_the_issuer_or_nobody(claims: dict[str, Any]) -> None:
     """Even what the issuer signed is only taken for what it is: one principal, bounded and visible."""
@@ -58,7 +59,7 @@ def test_signed_claims_of_any_kind_name_somebody_of_the_issuer_or_nobody(claims:
     assert all(isinstance(scope, str) and scope for scope in found.scopes)
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4), st.dictionaries(st.sampled_from(CLAIMS), VALUES))
 def test_what_nobody_signed_lets_nobody_in(fields: dict[str, Any], claims: dict[str, Any]) -> None:
     """Whatever its header and claims are."""
@@ -68,7 +69,7 @@ def test_what_nobody_signed_lets_nobody_in(fields: dict[str, Any], claims: dict[
     assert let_in(".".join([*parts, "A" * 86])) is None
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.text(max_size=60) | st.from_regex(r"[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{1,40}"))
 def test_text_of_any_kind_lets_nobody_in(text: str) -> None:
     """Also what looks like a token from afar."""
@@ -80,7 +81,7 @@ PARTS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "use", "alg", 
 SETS = st.fixed_dictionaries({"keys": st.lists(st.dictionaries(PARTS, VALUES | KINDS))})
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(VALUES | SETS)
 def test_a_set_of_keys_of_any_kind_is_read_or_refused(document: Any) -> None:
     """By nothing but ValueError."""

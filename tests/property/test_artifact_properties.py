@@ -8,8 +8,9 @@ from pathlib import Path
 import anyio
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from tests.fixtures.artifact_stores import ALICE, a_call, a_store, collector_of, content, files, limits, receiving
+from tests.fixtures.draws import draws
 
 from _glovebox_guest.pictures.header import size as size_of
 from glovebox_sandboxes.contract.errors import RefusedError
@@ -126,7 +127,7 @@ def test_any_image_header_is_a_number_or_nothing(start: bytes, rest: bytes, medi
 
 
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=50)), max_size=4), NAMES)
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_whatever_the_names_the_store_stays_in_its_folder(sent: Sequence[tuple[str, bytes]], uri: str) -> None:
     """Real files: the only paths made are random ids, every kept byte comes back, the rest is refused."""
 

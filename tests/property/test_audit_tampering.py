@@ -4,8 +4,9 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 from tests.fixtures.audit_logs import fill
+from tests.fixtures.draws import draws
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError
@@ -49,7 +50,7 @@ def test_the_untouched_log_is_whole() -> None:
     assert check(LOG, HEAD) == []
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(st.integers(0, len(LOG) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_found_on_its_line(place: int, change: int) -> None:
     """Every bit of every byte counts."""
@@ -57,14 +58,14 @@ def test_any_changed_byte_is_found_on_its_line(place: int, change: int) -> None:
     assert check(log, HEAD)[0][0] == first_difference(log)
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.integers(0, len(LOG) - 1))
 def test_any_cut_is_found_on_its_line(end: int) -> None:
     """From the last line feed to the first byte."""
     assert check(LOG[:end], HEAD)[0][0] == first_difference(LOG[:end])
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.integers(0, len(LOG)), st.binary(min_size=1, max_size=64))
 def test_any_inserted_bytes_are_found_on_their_line(place: int, content: bytes) -> None:
     """Foreign bytes at any place."""
@@ -72,7 +73,7 @@ def test_any_inserted_bytes_are_found_on_their_line(place: int, content: bytes) 
     assert check(log, HEAD)[0][0] == first_difference(log)
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(st.lists(st.integers(0, COUNT - 1), max_size=2 * COUNT))
 def test_any_other_sequence_of_the_lines_is_found_on_its_line(order: list[int]) -> None:
     """Deleted, repeated, reordered, replayed in any mixture; only the identity passes."""
@@ -84,14 +85,14 @@ def test_any_other_sequence_of_the_lines_is_found_on_its_line(order: list[int]) 
         assert found[0][0] == first_difference(log)
 
 
-@settings(max_examples=100, deadline=None)
+@draws(100)
 @given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
 def test_any_changed_byte_of_the_head_is_found(place: int, change: int) -> None:
     """head.json has one form only."""
     assert check(LOG, HEAD[:place] + bytes([HEAD[place] ^ change]) + HEAD[place + 1 :])
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.binary(max_size=4096), st.binary(max_size=300))
 def test_arbitrary_bytes_never_crash_a_reader(log: bytes, head: bytes) -> None:
     """And never pass for a log."""
@@ -105,7 +106,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.dictionaries(st.text(st.characters()), _JSON, max_size=4))
 def test_any_json_can_be_recorded_and_read_back(data: dict[str, object]) -> None:
     """Surrogates, giant numbers and NaN included: what is written is what is read."""
@@ -115,7 +116,7 @@ def test_any_json_can_be_recorded_and_read_back(data: dict[str, object]) -> None
     assert chain.parse(record.line).data == plain
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.binary(max_size=512) | _JSON.map(lambda value: repr(value).encode("utf-8", "replace")))
 def test_any_line_is_a_record_or_not_a_record(line: bytes) -> None:
     """The parser has exactly one way to refuse."""

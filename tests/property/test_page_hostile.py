@@ -6,8 +6,9 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.draws import draws
 
 from _glovebox_guest.web import page, readable
 
@@ -42,21 +43,21 @@ def sound(value: Any, most: int) -> None:
 
 
 @given(body=pages, most=st.integers(1, 300))
-@settings(max_examples=500, deadline=None)
+@draws(500)
 def test_any_markup_gives_bounded_text(body: str, most: int) -> None:
     """Tags in any order, closed or not."""
     sound(run(body.encode(), "text/html", most), most)
 
 
 @given(body=st.binary(max_size=500), content_type=types, url=st.text(max_size=30))
-@settings(max_examples=400, deadline=None)
+@draws(400)
 def test_any_bytes_of_any_type_get_an_answer(body: bytes, content_type: str, url: str) -> None:
     """Text or a refusal, never an exception."""
     sound(run(body, content_type, 1000, url), 1000)
 
 
 @given(body=st.binary(max_size=300), label=st.text(st.sampled_from("utf-816leb isohx2057gk_"), max_size=12))
-@settings(max_examples=300, deadline=None)
+@draws(300)
 def test_any_label_of_an_encoding_decodes(body: bytes, label: str) -> None:
     """A label that is none is passed over; the text can be encoded again."""
     text, name = page.decoded(body, f"text/html; charset={label}")
@@ -65,7 +66,7 @@ def test_any_label_of_an_encoding_decodes(body: bytes, label: str) -> None:
 
 
 @given(words=st.lists(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8), max_size=20))
-@settings(max_examples=200, deadline=None)
+@draws(200)
 def test_text_without_markup_comes_through_whole(words: list[str]) -> None:
     """What is escaped as HTML is there word by word."""
     found = run(f"<p>{html.escape(' '.join(words))}".encode(), "text/html; charset=utf-8", 5000)
@@ -97,7 +98,7 @@ ORDINARY = [
 
 
 @given(pieces=st.lists(st.sampled_from(ORDINARY), max_size=20))
-@settings(max_examples=300, deadline=None)
+@draws(300)
 def test_ordinary_markup_is_read_as_the_standard_library_reads_it(pieces: list[str]) -> None:
     """On markup that is not made to hurt it, html.parser is the oracle."""
     body = "".join(pieces) + "<end>"
@@ -121,7 +122,7 @@ def test_ordinary_markup_is_read_as_the_standard_library_reads_it(pieces: list[s
         st.sampled_from(["a", "href", "data-x", "hidden"]), st.text(max_size=10).filter(lambda v: "\0" not in v)
     )
 )
-@settings(max_examples=200, deadline=None)
+@draws(200)
 def test_attributes_come_back_as_they_were_written(names: dict[str, str]) -> None:
     """Quoted and escaped as a careful author does."""
     written = " ".join(f'{name.upper()}="{html.escape(value)}"' for name, value in names.items())

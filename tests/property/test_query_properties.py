@@ -3,9 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fixtures import segments
+from tests.fixtures.draws import draws
 
 from glovebox_audit import chain
 from glovebox_audit.query import ask, calls
@@ -48,7 +49,7 @@ def answered(directory: Path, **filters: str) -> dict[str, str]:
     return {call.call_id: call.outcome for call in answer.calls}
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(steps=STEPS)
 def test_a_query_finds_what_reading_everything_finds(steps: list[tuple[str, int]]) -> None:
     """Over rotation, retention, torn lines, and an index of which any byte was changed."""

@@ -10,9 +10,10 @@ from typing import Any, Literal, NoReturn
 import anyio
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from tests.fixtures.artifact_stores import a_store, collector_of, content, limits
 from tests.fixtures.channels import an_outcome
+from tests.fixtures.draws import draws
 from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, said
 
 from glovebox_audit import read
@@ -120,7 +121,7 @@ async def can_read(store: ArtifactStore, uri: str) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(sent=FILES, failure=st.sampled_from(FAILURES))
 @example(sent=[("x.", b"refused"), ("'x.'", b"delivered")], failure="")
 @example(sent=[("a.txt", b"more than"), ("b.txt", b"there is room for")], failure="full")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from tests.fixtures import segments
+from tests.fixtures.draws import draws
 
 from glovebox_audit.bundle import evidence
 from glovebox_audit.bundle.evidence import prove
@@ -29,7 +30,7 @@ def test_the_untouched_proof_holds() -> None:
     assert len(evidence.read(PROOF, segments.KEYS).records) == 2
 
 
-@settings(max_examples=500, deadline=None)
+@draws(500)
 @given(st.integers(0, len(PROOF) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_found(place: int, change: int) -> None:
     """In the records, the paths, the seal, and between them; the maker's version is no part of the proof."""
@@ -39,7 +40,7 @@ def test_any_changed_byte_is_found(place: int, change: int) -> None:
         evidence.read(content, segments.KEYS)
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.integers(0, len(PROOF)), st.binary(max_size=40), st.integers(0, 40))
 def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> None:
     """Put in, taken away, or both."""
@@ -49,7 +50,7 @@ def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> Non
             evidence.read(other, segments.KEYS)
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_no_proof(content: bytes) -> None:
     """The reader has one way to refuse."""
@@ -57,7 +58,7 @@ def test_arbitrary_bytes_are_no_proof(content: bytes) -> None:
         evidence.read(content, segments.KEYS)
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.lists(st.binary(max_size=4), min_size=1, max_size=70), st.data())
 def test_a_tree_that_grows_is_the_tree_of_its_leaves(contents: list[bytes], data: st.DataObject) -> None:
     """Leaf by leaf or at once: one root; each path leads to it, and with another leaf to another one."""

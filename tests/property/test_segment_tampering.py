@@ -4,8 +4,9 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 from tests.fixtures import segments
+from tests.fixtures.draws import draws
 
 from glovebox_audit import read
 from glovebox_audit.verify import Problem, verify
@@ -46,7 +47,7 @@ def test_the_untouched_log_is_whole() -> None:
     assert len(LOGS) > 3
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(st.data())
 def test_any_changed_byte_is_found_in_its_file_on_its_line(data: st.DataObject) -> None:
     """Seals and first records are records: their bytes count as any."""
@@ -58,7 +59,7 @@ def test_any_changed_byte_is_found_in_its_file_on_its_line(data: st.DataObject) 
     assert (found[0].file, found[0].line) == (name, content.count(b"\n", 0, place) + 1)
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(st.data())
 def test_any_cut_is_found_in_its_file(data: st.DataObject) -> None:
     """A sealed segment without its end has no seal, and the next one is chained to what is missing."""
@@ -69,7 +70,7 @@ def test_any_cut_is_found_in_its_file(data: st.DataObject) -> None:
     assert name in {problem.file for problem in found[:2]}
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(st.data())
 def test_any_inserted_bytes_are_found_in_their_file(data: st.DataObject) -> None:
     """Behind a seal too."""
@@ -81,7 +82,7 @@ def test_any_inserted_bytes_are_found_in_their_file(data: st.DataObject) -> None
     assert found[0].file == name
 
 
-@settings(max_examples=100, deadline=None)
+@draws(100)
 @given(st.permutations(IN_ORDER))
 def test_any_other_order_of_the_files_is_found(order: list[str]) -> None:
     """A file under another's name."""
@@ -89,7 +90,7 @@ def test_any_other_order_of_the_files_is_found(order: list[str]) -> None:
     assert bool(found) is (order != IN_ORDER)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.sets(st.sampled_from(LOGS), min_size=1))
 def test_any_missing_files_are_found_by_name(gone: set[str]) -> None:
     """Nothing says that they were removed."""
@@ -103,7 +104,7 @@ def test_any_missing_files_are_found_by_name(gone: set[str]) -> None:
     assert named or last
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(st.dictionaries(st.sampled_from(LOGS), st.binary(max_size=400), min_size=1))
 def test_arbitrary_bytes_never_crash_a_reader(files: Files) -> None:
     """And never pass for a segment."""

@@ -4,9 +4,10 @@ import struct
 from collections import deque
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from tests.fixtures.draws import draws
 from tests.fixtures.wire_peers import running
 from tests.property.test_results import cut
 
@@ -66,7 +67,7 @@ def test_arbitrary_bytes_end_in_events_or_a_protocol_error(data: bytes, role: st
 OUTCOME = b'\1\0\0\0\0\0\0\0\x1c{"kind":"outcome","body":{}}'
 
 
-@settings(max_examples=300)
+@draws(300)
 @given(st.lists(frames(), max_size=25).map(b"".join), st.lists(st.integers(1, 60), min_size=1, max_size=20))
 @example(OUTCOME + OUTCOME[:-1], [1])
 def test_how_the_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> None:
@@ -220,5 +221,5 @@ class Conversation(RuleBasedStateMachine):
                 assert self.heard.get((role, stream), bytearray()) == data
 
 
-Conversation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Conversation.TestCase.settings = draws(60, stateful_step_count=40)
 TestConversation = Conversation.TestCase

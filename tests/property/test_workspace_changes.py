@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.draws import draws
 
 from _glovebox_guest.files import changes
 
@@ -59,14 +60,14 @@ def require_applied(before: Tree, after: Tree) -> None:
         assert read(source) == after
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(_TREES, _TREES)
 def test_git_applies_every_patch_and_gets_what_the_program_left(before: Tree, after: Tree) -> None:
     """Texts with and without a last line feed, bytes, modes, strange names; created, changed and deleted."""
     require_applied(before, after)
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(_TREES, _TREES)
 def test_git_applies_files_that_are_replaced_as_a_whole(before: Tree, after: Tree) -> None:
     """As they are where the search for short hunks would take too many steps."""

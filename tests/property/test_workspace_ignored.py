@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.fixtures.draws import draws
 
 from _glovebox_guest.workspace import matching, paths
 from _glovebox_guest.workspace.tree import Walk
@@ -63,7 +64,7 @@ def _of_ours(root: Path) -> list[str]:
 @example(tree=["foo/bar", "foo/x/bar", "foox/y/bar"], told={"": "foo**/bar"}, excluded="")
 @example(tree=["a/b", "a/ab/b", "b/a"], told={"": "a/*\n!a/b", "a/": "!ab/"}, excluded="*\n!*/")
 @example(tree=["a b", "a"], told={"": "\ufeffa\\ \r\n"}, excluded="")
-@settings(max_examples=150, deadline=None)
+@draws(150)
 def test_what_is_left_out_is_what_git_leaves_out(tree: list[str], told: dict[str, str], excluded: str) -> None:
     """Nested files, negation, folders, what stands in ``.git/info/exclude``, and every oddity of its patterns."""
     with tempfile.TemporaryDirectory() as parent:
@@ -77,7 +78,7 @@ def test_what_is_left_out_is_what_git_leaves_out(tree: list[str], told: dict[str
 
 
 @given(content=st.binary(max_size=400), name=st.text(max_size=8), folder=st.booleans())
-@settings(max_examples=300, deadline=None)
+@draws(300)
 def test_any_bytes_are_rules_or_nothing(content: bytes, name: str, folder: bool) -> None:
     """Nothing that lies in a workspace ends a walk."""
     try:
@@ -87,6 +88,7 @@ def test_any_bytes_are_rules_or_nothing(content: bytes, name: str, folder: bool)
     assert matching.Rules(content).verdict(called, f"a/{called}", folder=folder) in (True, False, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pattern",
     ["*a" * 2000 + "b", "**/" + "*a*/" * 500 + "b", "/**/a" * 500 + "b", "a/" + "*a**a" * 500, "**/a*a*a*b/**/*c*/d",

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.fixtures.draws import draws
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import read, search
@@ -52,7 +53,7 @@ def sound(value: Any) -> None:
 
 
 @given(tree=trees)
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_every_file_of_any_name_is_listed_once_and_in_order(tree: dict[tuple[bytes, ...], bytes]) -> None:
     """The listing is os.walk's, escaped, whatever bytes the names are made of."""
     with workspace(tree) as made:
@@ -70,7 +71,7 @@ def test_every_file_of_any_name_is_listed_once_and_in_order(tree: dict[tuple[byt
 
 
 @given(tree=trees)
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_any_file_can_be_searched(tree: dict[tuple[bytes, ...], bytes]) -> None:
     """Every line matches a pattern that matches everything, and none a pattern that matches nothing."""
     with workspace(tree) as made:
@@ -95,7 +96,7 @@ lettered = st.text(st.sampled_from("aé漢\ufffd\ud800\0\r. "), max_size=4)
 )
 @example(pattern="é", fold=False, content=b"\xff\xfe\xe9\0")
 @example(pattern="\ufffd", fold=False, content=b"\xff")
-@settings(max_examples=500, deadline=None)
+@draws(500)
 def test_a_text_is_found_where_the_pattern_of_it_is(pattern: str, fold: bool, content: bytes) -> None:
     """A text is looked for in bytes first; as a pattern of the same meaning it is not."""
     with workspace({(b"f",): content}) as made:
@@ -116,7 +117,7 @@ regexes = st.lists(
         st.sampled_from([b"a", b"b", b"A", "é".encode(), b"\r", b"\n", b"\r\n", b"\xff", b" "])
     ).map(b"".join),
 )  # fmt: skip
-@settings(max_examples=500, deadline=None)
+@draws(500)
 def test_no_line_is_lost_by_looking_for_a_text_first(pattern: str, fold: bool, content: bytes) -> None:
     """A text that every match holds is looked for in bytes; without that the answer is the same."""
     with workspace({(b"f",): content, (b"g",): content.decode("latin-1").encode("utf-16")}) as made:
@@ -133,7 +134,7 @@ def test_no_line_is_lost_by_looking_for_a_text_first(pattern: str, fold: bool, c
     ),
     limit=st.integers(1, 12), own=st.integers(1, 3), given_=st.integers(1, 8), ends=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_two_processes_find_what_one_does(
     tree: dict[tuple[bytes, ...], bytes], limit: int, own: int, given_: int, ends: bool
 ) -> None:
@@ -165,7 +166,7 @@ def test_two_processes_find_what_one_does(
     limit=st.integers(1, 20),
 )
 @example(content=b"\xc0", offset=1, limit=1)
-@settings(max_examples=150, deadline=None)
+@draws(150)
 def test_any_bytes_can_be_read_or_are_refused(content: bytes, offset: int, limit: int) -> None:
     """Text comes back as exactly the lines asked for; anything else is an answer too, never an exception."""
     with workspace({(b"f",): content}) as made:
@@ -181,7 +182,7 @@ def test_any_bytes_can_be_read_or_are_refused(content: bytes, offset: int, limit
 @given(
     lengths=st.lists(st.integers(0, 9000), max_size=12), character=st.sampled_from("xé漢😀"), small=st.integers(1, 40)
 )
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_reading_on_gives_every_line_exactly_once(lengths: list[int], character: str, small: int) -> None:
     """With long lines cut and their rest counted, the counts add up to the file."""
     content = "".join(character * length + "\n" for length in lengths)
@@ -202,7 +203,7 @@ def test_reading_on_gives_every_line_exactly_once(lengths: list[int], character:
 
 @given(path=PATHS)
 @example(path="[\udcff-?")
-@settings(max_examples=300, deadline=None)
+@draws(300)
 def test_any_path_or_pattern_gets_an_answer_from_inside(path: str) -> None:
     """Beside the workspace is a file every escape would find; no answer holds any of it."""
     with workspace({(b"a",): b"inside\n", (b"b", b"a"): b"inside\n"}) as made:
@@ -224,7 +225,7 @@ plain = st.text(st.sampled_from("ab"), min_size=1, max_size=8)
 
 
 @given(pattern=parts, name=plain)
-@settings(max_examples=500)
+@draws(500)
 def test_a_pattern_within_a_name_is_fnmatchs(pattern: str, name: str) -> None:
     """The standard library's translation is the oracle."""
     ours = re.compile(matching.expression(pattern)).fullmatch(name) is not None
@@ -242,7 +243,7 @@ def _matches(pattern: list[str], path: list[str]) -> bool:
 
 
 @given(pattern=st.lists(parts | st.just("**"), min_size=1, max_size=5), path=st.lists(plain, min_size=1, max_size=5))
-@settings(max_examples=500)
+@draws(500)
 def test_a_pattern_across_folders_means_what_its_definition_says(pattern: list[str], path: list[str]) -> None:
     """Including that atomic groups, which keep it linear, lose no match."""
     pattern = [part for at, part in enumerate(pattern) if part != "**" or pattern[at - 1 : at] != ["**"]]
@@ -251,7 +252,7 @@ def test_a_pattern_across_folders_means_what_its_definition_says(pattern: list[s
 
 
 @given(pattern=st.text(max_size=20), name=st.text(max_size=10))
-@settings(max_examples=300)
+@draws(300)
 def test_any_pattern_compiles_or_says_why(pattern: str, name: str) -> None:
     """No pattern raises anything but ValueError or re.error, which are the caller's to hear."""
     try:

@@ -79,6 +79,7 @@ def test_a_patch_that_does_not_fit_fails(context: str, fits: bool, tmp_path: Pat
     assert (tmp_path / "file").read_text() == ("a\nb\nnew\na\n" if fits else "a\nb\na\n")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_an_example_works_as_shown(title: str, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ async def test_a_yes_is_not_stretched_and_not_used_up_by_trying(name: str, desk:
     assert (legitimate.effect, legitimate.approval) == ("allow", question.id)
 
 
+@pytest.mark.long
 async def test_of_64_retries_in_two_server_processes_one_runs(tmp_path: Path) -> None:
     """The store's transaction decides, nothing in memory does."""
     state = tmp_path / "s"

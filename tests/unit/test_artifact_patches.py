@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.fixtures.draws import draws
 from tests.property.test_workspace_changes import ROOM, write
 from tests.unit.test_patch_repositories import run
 
@@ -177,6 +178,7 @@ class Counted:
     finditer = __call__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     [
@@ -200,6 +202,7 @@ def test_all_patches_of_a_call_are_charged_by_byte_and_line(monkeypatch: pytest.
     assert looked_up.size < 3 << 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", [b"new mode 1\n", b"--- " + b"a " * 540 + b"\n", b"--- " + b"\\ " * 540 + b"\n"])
 def test_a_line_is_charged_though_it_names_nothing_new(line: bytes) -> None:
     """Taking it apart costs as much as looking a name up; the control is a thousandth of it."""
@@ -335,7 +338,7 @@ def test_a_patch_of_ours_changes_no_link_that_lies_there_meanwhile(tmp_path: Pat
     assert str((source / "n").readlink()) == "/bin/sh"
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @example([CHANGED.encode(), b"\\\n"])
 @given(
     st.lists(

@@ -176,6 +176,7 @@ def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(path: str
     assert "secret of the host" not in whole
 
 
+@pytest.mark.long
 @needs_bubblewrap
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes are another user than the workspace's owner")
 @pytest.mark.parametrize("mode", [0o700, 0o600, 0o711])
@@ -324,6 +325,7 @@ def test_a_state_directory_that_cannot_be_made_is_told_with_its_fix(home: Home) 
     assert not done.stdout
 
 
+@pytest.mark.long
 @needs_bubblewrap
 @pytest.mark.parametrize("free", [0, 2000])
 def test_a_full_disk_refuses_calls_before_anything_runs(free: int, home: Home) -> None:

@@ -34,6 +34,7 @@ def ended(command: list[str], place: Path, *, script: str = "") -> tuple[int, st
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.parametrize("disk", DISKS)
 @pytest.mark.parametrize("command", COMMANDS)
@@ -96,6 +97,7 @@ def test_an_issuer_that_cannot_be_used_is_told(issuer: str, why: str, tmp_path: 
     assert "--oauth-issuer" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", [False, True])
 def test_a_port_in_use_is_told_and_no_workspace_where_a_caller_has_none(named: bool, tmp_path: Path) -> None:
     """And not where each role names one. The control is a role that does not."""

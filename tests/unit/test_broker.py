@@ -300,6 +300,7 @@ async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scen
     assert len(scene.audit.lost) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prepared", [False, True], ids=["cold", "prepared"])
 async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_path: Path, *, prepared: bool) -> None:
     """Cancelled before its first step, before its second, and so on until it is through."""

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.draws import draws
 
 from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal
@@ -297,7 +298,7 @@ def test_all_that_bounds_a_caller_is_listed_once_for_each_tool_that_it_counts() 
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(
     st.lists(
         st.one_of(
@@ -425,6 +426,7 @@ def _racer(directory: Path, number: int, times: int) -> subprocess.Popen[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_race_of_sixty_four_for_ten_spends_ten(tmp_path: Path) -> None:
     directory = tmp_path / "governance"
     running = [_racer(directory, number, 32) for number in range(2)]

@@ -225,6 +225,7 @@ def test_a_page_of_another_version_is_never_called_proved(other: str, directory:
         verify(archive.written(told, without), segments.KEYS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -68,6 +68,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.driver("bubblewrap")
 async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
     """The control of the judge."""

@@ -73,6 +73,7 @@ def _wrong(**changes: object) -> Case:
     return Case.model_validate({"control": Control(), **fields, **changes})
 
 
+@pytest.mark.long
 @pytest.mark.driver("bubblewrap")
 async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
     """The control of the judge: one program, judged right once and wrong in every way there is."""

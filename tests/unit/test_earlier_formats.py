@@ -118,6 +118,7 @@ def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, capture_output=True, check=False, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "file", "changed"),
     [("verify-bundle", "bundle.zip", b"run_python"), ("verify-receipt", "receipt.json", b"payloadType")],

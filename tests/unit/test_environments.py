@@ -22,6 +22,8 @@ from glovebox_server.cli.main import main
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import keeping
 
+pytestmark = pytest.mark.long
+
 FILE = 'packages = ["tiny"]\n'
 
 

@@ -390,6 +390,7 @@ def test_a_program_that_leaves_no_memory_to_tell_of_it_failed_for_want_of_it(mon
     assert value["error"]["type"] == "MemoryError"
 
 
+@pytest.mark.long
 def test_whatever_little_memory_is_left_to_tell_of_an_error_it_is_told() -> None:
     """To a mebibyte, closely below 200 KiB: what is imported to tell it then ends, in narrow windows, as no Python."""
     code = (

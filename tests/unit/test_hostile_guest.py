@@ -25,6 +25,7 @@ def processor_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("processor_time")
 @pytest.mark.parametrize(("before", "after"), [each[1:] for each in INPUTS], ids=[each[0] for each in INPUTS])
 def test_whatever_a_guest_says_others_have_their_turn(before: bytes, after: bytes) -> None:

@@ -55,6 +55,7 @@ def test_however_an_answer_is_cut_no_key_gets_through(parts: list[bytes], cuts: 
         assert came == text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", KEYS)
 def test_every_form_is_replaced_whole_and_byte_by_byte(value: str) -> None:
     """Bytes around it come as they are, and nothing of it; the control is a form without its last letter."""
@@ -99,6 +100,7 @@ def observed(wanted: Forms, pieces: Sequence[bytes]) -> object:
     return released, redactor.finish(), live, mask_text("".join(texts), wanted, counts), counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_no_part_of_a_key_shows_in_anything(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What contains neither of two keys of one length is treated alike; what contains one is not (the control)."""
@@ -148,6 +150,7 @@ def guessed(key: str, known: str, write: Callable[[str], bytes], make: Callable[
     return known
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", WRITINGS.values(), ids=WRITINGS)
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_a_program_that_guesses_from_what_is_public_fails(pair: tuple[str, str], write: Callable[[str], bytes]) -> None:
@@ -266,6 +269,7 @@ class Counted(bytes):
         return super().find(*given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", [KEY, GITHUB, SIGNS, LATE])
 def test_a_server_that_repeats_how_a_value_begins_takes_no_more_time(value: str) -> None:
     """Counted, not timed: in 4 KiB of any beginning a form is searched at most 8 times. The control: the value."""

@@ -13,6 +13,8 @@ from tests.fixtures.whole_commands import GLOVEBOX, started, traceless
 
 from glovebox_server.exits import INTERRUPTED, NOBODY_READS, OK, TERMINATED, UNAVAILABLE, UNFORESEEN, USAGE  # fmt: skip
 
+pytestmark = pytest.mark.long
+
 NOBODY = 65534
 
 

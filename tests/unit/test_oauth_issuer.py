@@ -77,6 +77,7 @@ def _publishes(content: bytes) -> Callable[[AnIssuer], None]:
     return change
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -297,6 +298,7 @@ async def test_a_withdrawn_key_ends_its_tokens() -> None:
         assert await refused(checks, new) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [2, authority.MAX_KEPT])
 async def test_a_withdrawn_key_ends_what_was_begun_with_tokens_that_are_forgotten(
     most: int, monkeypatch: pytest.MonkeyPatch

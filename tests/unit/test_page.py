@@ -159,6 +159,7 @@ FLOODS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", FLOODS)
 def test_no_flood_of_tags_takes_long(piece: bytes) -> None:
     """A second at most for a mebibyte of anything; at this size quadratic time is minutes."""

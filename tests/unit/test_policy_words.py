@@ -255,6 +255,7 @@ expect = "deny"
 """
 
 
+@pytest.mark.long
 def test_a_server_warns_of_such_scopes_when_it_starts(tmp_path: Path) -> None:
     """On standard error, for the operator; over stdio the protocol has standard output alone."""
     words = ["serve", "--policy", str(written(tmp_path, CONFLICT)), "--state-dir", str(tmp_path / "state")]

@@ -289,6 +289,7 @@ async def test_a_source_that_fails_is_told_once_costs_no_call_and_recovers(where
         assert "cleared" not in scene.told()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("problem", [OSError(24, "Too many open files"), ValueError("nobody foresaw this")])
 @both
 @jumping

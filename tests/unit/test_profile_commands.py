@@ -351,6 +351,7 @@ def test_set_copies_the_shipped_profile_and_changes_one_value(tmp_path: Path) ->
     assert (again.exit_code, json.loads(again.stdout)["changes"]) == (OK, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tool", "change", "back"),
     [

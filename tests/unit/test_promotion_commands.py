@@ -235,6 +235,7 @@ def test_without_the_artifact_or_a_policy_nothing_is_promoted(place: Path) -> No
     assert "in `[promote]` of policy.toml" in text, text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("keys", "status"), [("y\n", OK), ("n\n", REFUSED), ("\n", REFUSED), ("\x04", REFUSED)])
 def test_a_person_at_a_terminal_is_asked(place: Path, keys: str, status: int) -> None:
     """After what would change was shown there; anything but yes changes nothing."""
@@ -261,6 +262,7 @@ def test_a_person_at_a_terminal_is_asked(place: Path, keys: str, status: int) ->
     assert held(place / "reports") == (FILES if status == OK else {})
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 @pytest.mark.parametrize(
     ("disk", "options", "told"),

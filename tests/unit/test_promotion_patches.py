@@ -254,6 +254,7 @@ def started(place: Path, words: list[str]) -> int:
     return os.posix_spawn(command[0], command, {"PATH": os.environ["PATH"], "HOME": str(place)}, file_actions=nowhere)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("start", "earliest"), [(forked, 0.0), (started, 0.5)])
 def test_killed_commands_leave_all_or_nothing(

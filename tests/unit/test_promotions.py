@@ -260,6 +260,7 @@ def test_everything_lies_ready_and_is_recorded_before_a_file_is_touched(
     assert "fsync" in after[: after.index("save")]
 
 
+@pytest.mark.long
 def test_a_process_that_dies_at_any_step_leaves_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before and after everything that touches a disk, one step later each time, until it gets to the end."""
     outcomes = []
@@ -293,6 +294,7 @@ def killed_before_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None
     assert [each.state for each in place.promotions] == ["moving"]
 
 
+@pytest.mark.long
 def test_a_recovery_that_dies_at_any_step_is_recovered_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed amid a promotion, and again while it was put back, one step later each time."""
     for last in range(200):

@@ -67,6 +67,7 @@ async def test_a_million_refused_requests_are_a_few_records(monkeypatch: pytest.
     assert log.bytes < 300 * len(log.written)
 
 
+@pytest.mark.long
 async def test_the_most_that_one_record_can_hold_is_small_and_strangers_have_their_place() -> None:
     """A thousand callers that break a hundred rules each; who came first is named, all are counted."""
     log, counted = Log(), Refusals()

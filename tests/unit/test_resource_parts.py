@@ -248,6 +248,7 @@ async def most_open(directory: Path) -> int:
         return cast("Counted", stores.artifacts).most
 
 
+@pytest.mark.long
 async def test_two_hundred_reads_at_once_are_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 connections of one caller took the server from 85 to 198 MiB, now to 103. Control: without the bound."""
     assert ARTIFACT_READERS == 4

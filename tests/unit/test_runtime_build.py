@@ -67,6 +67,7 @@ async def test_of_two_setups_at_once_one_builds_and_both_end_well(tmp_path: Path
     assert len([each for each in told if "waiting for it" in each]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "damage",

@@ -60,6 +60,7 @@ def bare(tmp_path: Path) -> Path:
     return tmp_path / "bare/bin/python"
 
 
+@pytest.mark.long
 async def test_an_environment_without_pip_uses_the_one_in_the_standard_library(
     bare: Path, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ async def test_a_runtime_no_sandbox_can_run_is_taken_back(tmp_path: Path) -> Non
     assert not manifest.exists()
 
 
+@pytest.mark.long
 @pytest.mark.driver("bubblewrap")
 async def test_a_runtime_whose_packages_do_not_load_is_taken_back(runtime_dir: Path, tmp_path: Path) -> None:
     """Set-up tries every package: one library less is noticed. The same tree with it passes: the control."""

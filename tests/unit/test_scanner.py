@@ -60,6 +60,7 @@ def broken(text: bytes) -> bytes:
 CODE = {"cell_type": "code", "source": "1", "outputs": [{"data": {"text/html": "<script>1</script>"}}]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
@@ -170,6 +171,7 @@ def test_what_does_not_act_is_left_alone(name: str, data: bytes) -> None:
     assert scan(data, name) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "data",
     [

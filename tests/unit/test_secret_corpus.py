@@ -72,6 +72,7 @@ def test_the_rates_are_the_published_ones(capsys: pytest.CaptureFixture[str]) ->
     assert [row for row in rows if row not in RATES] == []
 
 
+@pytest.mark.long
 def test_documented_forms_are_found_also_lengthened_and_ordinary_text_is_left_alone() -> None:
     """The promised rates, on 3 MB of text; `make secrets` measures the rest, and the table has the rows."""
     lines, rates = measured()

@@ -126,6 +126,7 @@ LIES: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LIES)
 def test_a_proof_that_lies_is_refused_with_the_place(directory: Path, name: str) -> None:
     """Each with its reason; the proof as it was holds (the control)."""

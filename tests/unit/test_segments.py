@@ -92,6 +92,7 @@ def test_a_file_that_is_full_is_sealed_and_the_next_is_chained_to_it(directory: 
     assert head.size == sum(len(line) for line in segments.all_lines(directory))
 
 
+@pytest.mark.long
 def test_nothing_is_sealed_before_it_is_due_with_the_shipped_numbers(directory: Path) -> None:
     """64 MiB or a day: a log one record short of it is one file, with that record it is not (the control)."""
     assert (SEGMENT_BYTES, SEGMENT_SECONDS) == (64 * 2**20, 86400)

@@ -129,6 +129,7 @@ def test_several_processes_lose_no_transaction(path: Path) -> None:
     assert sorted(numbers) == list(range(1, 401))
 
 
+@pytest.mark.long
 def test_what_was_told_survives_sigkill(path: Path) -> None:
     """Of each killed process all that it told is there, and at most the one more that it had no time to tell."""
     for _ in range(20):

@@ -259,6 +259,7 @@ HOSTILE: Mapping[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", HOSTILE)
 def test_no_text_takes_long_to_look_through(case: str) -> None:
     """Written to be read in many ways; it grows, so that one that takes too long is told before it takes for ever."""

@@ -161,6 +161,7 @@ def configured(place: Path, named: Path, script: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_bind_mount_is_the_same_place(places: Path) -> None:
     """Bound elsewhere, what holds the state still does, and the other way round; so bound, a neighbour is served."""
