@@ -39,6 +39,9 @@ def _printing(name: str = "value", **more: object) -> str:
         (b"\xff" * 40, 0o600, "its file does not hold a credential", "the value alone"),
         (b"short-one", 0o600, "its file does not hold a credential", "the value alone"),
         (b"x" * 8193, 0o600, "its file does not hold a credential", "the value alone"),
+        (b"x" * 65_536, 0o600, "its file does not hold a credential", "the value alone"),
+        (f"{KEY} \n".encode(), 0o600, "its file does not hold a credential", "the value alone"),
+        (b"a1" * 7 + b"b-----", 0o600, "its file does not hold a credential", "the value alone"),
         (b"x" * 65_537, 0o600, "its file has more than 65536 bytes", "the value alone"),
         (KEY.encode(), 0o604, "others may read or change its file", "chmod o= FILE"),
     ],
@@ -78,6 +81,7 @@ async def test_a_folder_a_circle_and_a_closed_file_are_said(tmp_path: Path, monk
         ("#!/bin/sh\necho '[]'", "did not print such JSON", "It prints JSON such as"),
         ("#!/bin/sh\necho '{\"value\": 7}'", "did not print such JSON", "It prints JSON such as"),
         (_printing(expires="soon"), "did not print such JSON", "It prints JSON such as"),
+        (_printing(expires=4_102_444_800), "did not print such JSON", "It prints JSON such as"),
         (_printing(expires=1e400).replace("Infinity", "1e400"), "did not print such JSON", "It prints JSON such as"),
         (_printing("access_token"), "did not print such JSON", "It prints JSON such as"),
         ("#!/bin/sh\nhead -c 100000 /dev/zero | tr '\\0' x", "printed more than 65536 bytes", ""),
@@ -106,6 +110,7 @@ async def said(source: str, reason: str, fix: str, place: Path) -> None:
     """A source fails with this reason and this fix, in which neither a value nor a path of the host is."""
     with pytest.raises(DiagnosedError) as failed:
         await read(source)
+    assert failed.value.what == "credential"
     assert reason in failed.value.reason
     assert fix in failed.value.fix
     assert failed.value.fix.endswith(".")
