@@ -345,6 +345,7 @@ async def test_a_program_cannot_say_what_the_broker_adds(wires: Cable, query: st
     lent = credential(header=None, prefix="", query="key")
     async with asked(wires, ok(b""), f"https://{API}/v1/me?{query}", lent=lent) as (fetched, requests, _):
         assert isinstance(fetched.last, Denied)
+        assert "adds key with the credential tracker" in fetched.last.reason
         assert (fetched.last.rule, requests) == ("egress.credential", [])
     async with asked(wires, ok(b"hello"), f"https://{API}/v1/me?key2=mine", lent=lent) as (fetched, _, _):
         assert fetched.body == b"hello"
@@ -376,11 +377,13 @@ async def test_a_server_that_breaks_the_protocol_is_not_quoted_with_the_key(wire
             assert ("[credential tracker]" in fetched.last.reason) or before > 100
 
 
-async def test_a_range_is_refused_with_a_key_and_left_out_without(wires: Cable) -> None:
+@pytest.mark.parametrize("name", ["Range", "If-Range"])
+async def test_a_range_is_refused_with_a_key_and_left_out_without(wires: Cable, name: str) -> None:
     """Parts of an answer could be asked for that hold parts of the key."""
-    ranged = [("Range", "bytes=0-9")]
+    ranged = [(name, "bytes=0-9")]
     async with asked(wires, ok(b"hello"), headers=ranged) as (fetched, requests, _):
         assert isinstance(fetched.last, Denied)
+        assert "tracker" in fetched.last.reason
         assert (fetched.last.rule, requests) == ("egress.credential", [])
     async with asked(wires, ok(b"hello"), f"https://{API}/v2/me", headers=ranged) as (fetched, requests, _):
         assert fetched.body == b"hello"
@@ -393,11 +396,10 @@ async def test_a_source_that_fails_refuses_the_request_by_name(wires: Cable) -> 
     async def read(_source: str) -> CredentialValue:
         raise unusable("its file cannot be read: Permission denied", "Make /etc/keys/tracker readable.")
 
+    lent = CredentialInjector(credentials=(credential(),), read=read)
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]
-        fetched = await fetch(
-            net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
-        )
+        fetched = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me")
     assert isinstance(fetched.last, Denied)
     assert fetched.last.rule == "egress.credential"
     assert "tracker" in fetched.last.reason

@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from pydantic import ValidationError
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import glovebox, profile
 from tests.fixtures.guest_streams import Denied
@@ -106,7 +105,6 @@ WRITTEN: list[tuple[dict[str, str], str, str]] = [
     ({}, "Basic (\xff:P)", ""),
     ({}, "Basic *(u:P)", ""),
     ({}, "Digest (u:P)", ""),
-    ({}, "Digest P", ""),
     ({}, "Bearer P, x", ""),
     (X_KEY, "P", KEY),
     (X_KEY, "Bearer P", ""),
@@ -130,7 +128,6 @@ async def test_a_key_is_written_as_clients_write_it(changed: dict[str, str], sai
 
 OWN = ("authorization", "Bearer P")
 STRAYS: list[tuple[str, dict[str, Any], bool, bool]] = [
-    ("/v1/me", {}, False, False),
     ("/v1/me", {"headers": [("authorization", "Bearer ghp_" + "x" * 36)]}, False, False),
     ("/v1/me", {"headers": [OWN]}, True, False),
     ("/v1/me", {"headers": [OWN, ("accept", "P")]}, True, True),
@@ -207,14 +204,6 @@ def test_a_placeholder_looks_like_its_key_and_holds_nothing_of_it() -> None:
     sizes = {16: 40, 40: 40, 41: 64, 97: 128, 128: 128, 129: 256, 256: 256, 8000: 256}
     assert {size: len(make_placeholder("-" * size)) for size in sizes} == sizes
     assert make_placeholder("-" * 40).isalnum()
-
-
-@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "PYTHONPATH", "HTTPS_PROXY", "SSL_CERT_FILE", "path", "A=B"])
-def test_a_placeholder_sets_nothing_up(name: str) -> None:
-    """Variables by which programs are set up are refused; and the control."""
-    assert credential(env="GITHUB_TOKEN").env == "GITHUB_TOKEN"
-    with pytest.raises(ValidationError, match="env"):
-        credential(env=name)
 
 
 @pytest.mark.driver("bubblewrap")

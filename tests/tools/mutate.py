@@ -111,7 +111,7 @@ def _make_copy(place: Path, folder: str, module: str) -> list[str]:
 source_paths = ["glovebox_server"]
 only_mutate = ["{folder}/*.py"]
 also_copy = {["glovebox_audit", *_LINKED]}
-pytest_add_cli_args = ["--ff", "--timeout", "30", "--driver", "bubblewrap", "-n", "0"]
+pytest_add_cli_args = ["--ff", "--timeout", "60", "--driver", "bubblewrap", "-n", "0"]
 pytest_add_cli_args_test_selection = {tests}
 """)
     return tests

@@ -26,6 +26,7 @@ from glovebox_server.guards.network.guard import make_injector
 from glovebox_server.guards.redaction.detector import derive_forms
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
+SETTING_UP = ("PATH", "LD_PRELOAD", "PYTHONPATH", "HTTPS_PROXY", "SSL_CERT_FILE", "path", "A=B")
 Program = Callable[[str], str]
 
 
@@ -353,12 +354,13 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
         ({"source": "keyring:tracker/me"}, "match pattern"),
         ({"source": "exec:helper"}, "absolute"),
         ({"source": "exec:/opt/helper --for 'the tracker"}, "no command line.*closing quotation"),
+        *(({"env": name}, "env") for name in SETTING_UP),
     ],
 )
 def test_a_credential_that_could_not_be_kept_is_no_part_of_a_profile(changed: dict[str, Any], reason: str) -> None:
     """Each with the reason; the control is the one that it was changed from."""
     given = {"name": "tracker", "host": "api.example.org", "paths": ("/v1/*",), "header": "Authorization",
-             "source": "env:TRACKER_TOKEN"}  # fmt: skip
+             "source": "env:TRACKER_TOKEN", "env": "GITHUB_TOKEN"}  # fmt: skip
     assert Credential.model_validate(given).methods == ("GET", "HEAD")
     with pytest.raises(ValueError, match=reason):
         Credential.model_validate(given | changed)
