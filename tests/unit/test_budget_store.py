@@ -248,11 +248,11 @@ def test_calls_of_a_dead_server_stay_spent(kept: Kept) -> None:
 
 def test_little_is_less_than_a_fifth() -> None:
     """What is bounded and not spent is not little; at a fifth nothing is said of it, beside what is."""
-    line, once = lines_of([budget(calls=5, artifacts=5), budget(calls=1)], ME)
+    line, once = lines_of([budget(tool=ME.tool, calls=5, artifacts=5), budget(calls=1)], ME)
     granted = Funds(line=line, left={"calls": 5, "artifacts": 5}, refills=NOW + HOUR)
     assert [each.what for each in little(granted, {"calls": 4, "artifacts": 4})] == []
     (low,) = little(granted, {"calls": 4, "artifacts": 5})
-    assert (low.what, low.left, low.of, low.refills) == ("artifacts", 0, 5, "2027-01-15T09:00:00Z")
+    assert (low.what, low.tool, low.left, low.of, low.refills) == ("artifacts", ME.tool, 0, 5, "2027-01-15T09:00:00Z")
     assert little(replace(granted, line=once, left={"calls": 1}), {"artifacts": 5}) == []
 
 
