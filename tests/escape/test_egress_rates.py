@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.brokered import glovebox, profile
+from tests.fixtures.call_scenes import write_policy
 from tests.fixtures.internet import OTHER, PRIVATE, SITE, Cable, answering, internet, ok, wires
 
 __all__ = ["wires"]
@@ -11,29 +12,9 @@ __all__ = ["wires"]
 pytestmark = pytest.mark.driver("bubblewrap")
 NAME = "docs.example.org"
 PAGE = ok(b"<html><body>Hello</body></html>", "Content-Type: text/html")
-POLICY = """\
-version = 1
-default = "any"
-
-[roles.any]
-tools = ["fetch_url"]
-
-[[roles.any.rate]]
-host = "*.example.org"
-connections = 2
-every = "day"
-
-[[roles.any.budget]]
-name = "connections-a-day"
-per = "principal"
-every = "day"
-connections = 4
-
-[[example]]
-principal = "token:a"
-call = { tool = "run_python", arguments = { code = "1" } }
-expect = "deny"
-"""
+RATE = '[[roles.everybody.rate]]\nhost = "*.example.org"\nconnections = 2\nevery = "day"\n'
+BUDGET = '[[roles.everybody.budget]]\nname = "connections-a-day"\nper = "principal"\nevery = "day"\nconnections = 4'
+POLICY = write_policy('tools = ["fetch_url"]', RATE + BUDGET)
 
 
 async def test_a_host_beyond_its_rate_is_refused_and_another_is_not(wires: Cable, tmp_path: Path) -> None:

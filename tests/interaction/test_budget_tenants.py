@@ -8,34 +8,14 @@ import anyio
 import mcp_types as types
 import pytest
 from mcp import Client
+from tests.fixtures.call_scenes import write_policy
 from tests.interaction.served import whole_server
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
-POLICY = """\
-version = 1
-default = "tenant"
-
-[roles.tenant]
-tools = ["run_python"]
-
-[[roles.tenant.budget]]
-name = "calls-a-day"
-per = "principal"
-every = "day"
-calls = 20
-
-[[roles.tenant.budget]]
-name = "calls-of-a-run"
-per = "run"
-every = "run"
-calls = 18
-
-[[example]]
-principal = "token:a"
-call = { tool = "fetch_url", arguments = { url = "https://a.org" } }
-expect = "deny"
-"""
+A_DAY = '[[roles.everybody.budget]]\nname = "calls-a-day"\nper = "principal"\nevery = "day"\ncalls = 20\n'
+A_RUN = '[[roles.everybody.budget]]\nname = "calls-of-a-run"\nper = "run"\nevery = "run"\ncalls = 18'
+POLICY = write_policy('tools = ["run_python"]', A_DAY + A_RUN)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -36,7 +37,7 @@ from glovebox_server.guards.stops.stops import (
     new_stop,
     stops_of,
 )
-from glovebox_server.secret_files import Files, SecretDirectory, SecretFileError, StoredItems
+from glovebox_server.secret_files import Files, SecretDirectory, SecretFileError
 
 __all__ = ["scene"]
 WHEN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -118,47 +119,33 @@ async def test_every_change_is_seen_however_close_together(tmp_path: Path) -> No
 
 async def test_without_a_change_nothing_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One ``stat`` a call; the control is a change, which is read."""
-    reads = 0
-    read = stops_of(tmp_path).read
-
-    def counted(_files: object) -> StoredItems[Stop]:
-        nonlocal reads
-        reads += 1
-        return read()
-
+    read = Mock(side_effect=stops_of(tmp_path).read)
     async with obeying(tmp_path) as stops:
         await anyio.sleep(0.1)
         assert stops.refusal(a_call()) is None
-        monkeypatch.setattr(Files, "read", counted)
+        monkeypatch.setattr(Files, "read", read)
         for _ in range(10):
             assert stops.refusal(a_call()) is None
-        assert reads == 0
+        assert read.call_count == 0
         put(tmp_path, a_stop())
         assert stops.refusal(a_call()) is not None
-        assert reads == 1
+        assert read.call_count == 1
 
 
 async def test_while_no_call_is_under_way_nobody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing wakes an idle server; the control is a call, during which it does."""
-    looks = 0
-    look = stops_of(tmp_path).look
-
-    def counted(_files: object) -> StoredItems[Stop]:
-        nonlocal looks
-        looks += 1
-        return look()
-
+    look = Mock(side_effect=stops_of(tmp_path).look)
     async with obeying(tmp_path) as stops:
-        monkeypatch.setattr(Files, "look", counted)
+        monkeypatch.setattr(Files, "look", look)
         await anyio.sleep(3 * LOOK_SECONDS)
-        assert looks == 0
+        assert look.call_count == 0
         with stops.ending(a_call()):
             await anyio.sleep(3.5 * LOOK_SECONDS)
-        assert looks >= 2
+        assert look.call_count >= 2
         await anyio.sleep(2 * LOOK_SECONDS)
-        before = looks
+        before = look.call_count
         await anyio.sleep(3 * LOOK_SECONDS)
-        assert looks == before
+        assert look.call_count == before
 
 
 async def test_a_running_call_ends_and_those_it_does_not_name_go_on(tmp_path: Path) -> None:
