@@ -7,10 +7,11 @@ FROM ${BASE} AS made
 RUN apt-get update && apt-get install -y --no-install-recommends python3-venv
 WORKDIR /source
 COPY . .
-# Everything by the locks' hashes, hatchling too.
-RUN scripts/bootstrap check \
-    && .venv/bin/python -m hatchling build -t wheel -d /wheel \
-    && python3 -m venv /opt/glovebox \
+# Everything by the locks' hashes, hatchling too, with the packages it needs.
+RUN python3 -m venv /opt/glovebox \
+    && awk '/^[a-z]/ { kept = /^(hatchling|packaging|pathspec|pluggy|trove-classifiers)==/ } kept' requirements-dev.lock >/build.lock \
+    && /opt/glovebox/bin/pip install --require-hashes --only-binary=:all: --target /build -r /build.lock \
+    && PYTHONPATH=/build /opt/glovebox/bin/python -m hatchling build -t wheel -d /wheel \
     && /opt/glovebox/bin/pip install --require-hashes --only-binary=:all: -r requirements.lock \
     && /opt/glovebox/bin/pip install --no-deps --no-index /wheel/*.whl \
     && /opt/glovebox/bin/glovebox setup --data-dir /opt/glovebox/data
