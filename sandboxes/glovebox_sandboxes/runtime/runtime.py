@@ -380,10 +380,10 @@ async def _build_guest(data: Path, manifest: _Manifest, tell: Callable[[str], No
 
 
 async def _compile(python: Path, directories: Iterable[Path]) -> None:
-    # unchecked-hash: the tree is read-only, so a compiled file is never stale and its source need not be read.
+    # unchecked-hash: in a read-only tree no compiled file is ever stale. Packages' own tests are a third of all.
     await output(
         [str(python), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
-         *(str(directory) for directory in directories)], check=False
+         "-x", f"{PACKAGES}/.+/tests/", *(str(directory) for directory in directories)], check=False
     )  # fmt: skip
 
 
