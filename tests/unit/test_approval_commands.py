@@ -31,7 +31,6 @@ from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import Escalation
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.guards.approvals.store import TRANSITIONS
 from glovebox_server.guards.budgets import budgets as budgeting
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
@@ -358,17 +357,16 @@ def test_hosts_of_a_program_are_asked_about_by_operators_alone() -> None:
 
 
 def test_a_rule_form_is_a_diff_that_a_person_makes() -> None:
-    assert governing.permanent("host", "http://a.org:80", "fetch_url")[-1] == (
-        '+  { host = "a.org", schemes = ["http"], ports = [80] },'
-    )
-    assert governing.permanent("tool", "run_python", "run_python")[0] == "--- policy.toml"
-    assert any('name = "calls"' in line for line in governing.permanent("budget", "calls", "run_python"))
-
-
-def test_what_is_over_stays_over() -> None:
-    for state, _ in TRANSITIONS:
-        assert state not in ("used", "expired", "withdrawn")
-    assert ("denied", "allow") not in TRANSITIONS
+    profile, policy = "--- fetch_url.toml\n+++ fetch_url.toml\n", "--- policy.toml\n+++ policy.toml\n"
+    diffs = {
+        ("host", "http://a.org:80"): f"{profile} [network]\n allow = [\n"
+        '+  { host = "a.org", schemes = ["http"], ports = [80] },',
+        ("tool", "run_python"): f'{policy} [roles.NAME]  # the caller\'s\n tools = [\n+  "run_python",',
+        ("budget", "calls"): f'{policy} [[roles.NAME.budget]]\n name = "calls"\n'
+        "+# and a larger number, or a longer `every`",
+    }
+    for (what, target), diff in diffs.items():
+        assert "\n".join(governing.permanent(what, target, "fetch_url")) == diff  # type: ignore[arg-type]  # a Literal
 
 
 def test_demands_together_are_no_weaker_than_each() -> None:

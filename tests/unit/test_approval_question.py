@@ -1,5 +1,6 @@
 """What an approval is bound to, that an operator can always say no, and the store where it fails or is filled."""
 
+import unicodedata
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,6 +44,9 @@ def test_arguments_have_one_spelling_and_text_that_is_no_unicode_none() -> None:
     assert canonical({"code": r"'\ud800'"})
     with pytest.raises(ValueError, match="non-UTF-8"):
         canonical({"code": "'\ud800'"})
+    text = "caf\u00e9 \ufb01"
+    for form in ("NFD", "NFKC", "NFKD"):  # what looks the same, and what Python reads as the same name
+        assert canonical({"code": unicodedata.normalize(form, text)}) != canonical({"code": text})
     assert canonical({"b": 1, "a": "x"}) == canonical({"a": "x", "b": 1}) == '{"a":"x","b":1}'
 
 

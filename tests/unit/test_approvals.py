@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from glovebox_profiles.policy.model import Approval
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt
-from glovebox_server.guards.admission.admission import WAIT_SECONDS
-from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Question
@@ -74,6 +71,7 @@ STRETCHES: dict[str, Callable[[Path], Attempt]] = {
     "profile with the workspace": lambda _: proposal(
         profile=ASKING.model_copy(update={"files": FileRules(workspace="read")})
     ),
+    "profile in words alone": lambda _: proposal(profile=ASKING.model_copy(update={"description": "For another."})),
     "profile of another sandbox": lambda _: proposal(profile=ASKING.model_copy(update={"isolation": ("docker",)})),
     "principal": lambda _: proposal(principal="token:other"),
     "principal that begins the same": lambda _: proposal(principal="local:10000"),
@@ -93,7 +91,7 @@ STRETCHES: dict[str, Callable[[Path], Attempt]] = {
     "environment": lambda _: proposal(),
 }
 """Forty ways to stretch a yes."""
-assert len(STRETCHES) == 41
+assert len(STRETCHES) == 42
 
 
 def _reading() -> Profile:
@@ -169,15 +167,6 @@ async def test_a_yes_for_the_run_is_good_for_identical_calls_of_it_alone(desk: D
     await desk.asked(proposal(profile=quiet, rules=rules, run="r_2"))
 
 
-async def test_a_yes_goes_no_further_than_its_rule_permits(desk: Desk) -> None:
-    """``reach = "call"`` is not answered for the run; the question stays open for a yes that fits."""
-    question = await desk.asked(proposal())
-    with pytest.raises(RefusedError) as caught:
-        await desk.answer(question, reach="run")
-    assert caught.value.rule == "approval.reach"
-    assert await desk.answer(question) == "allowed"
-
-
 async def test_a_no_holds_for_the_same_call_until_its_time_is_over(desk: Desk) -> None:
     """So a model that asks again and again gets nobody to say yes in the end."""
     made = proposal()
@@ -196,6 +185,7 @@ async def test_a_no_holds_for_the_same_call_until_its_time_is_over(desk: Desk) -
         ({"digest": "sha256:" + "0" * 64}, "approval.mismatch"),
         ({"channel": "client"}, "approval.channel"),
         ({"by": "local:1000"}, "approval.own"),
+        ({"reach": "run"}, "approval.reach"),
     ],
 )
 async def test_an_answer_that_does_not_fit_is_refused_and_costs_nothing(
@@ -215,17 +205,6 @@ async def test_an_answer_that_does_not_fit_is_refused_and_costs_nothing(
         await desk.answer(question)
     assert caught.value.rule == "approval.over"
     assert (await desk.decided(again(made))).effect == "allow"
-
-
-async def test_an_answer_to_no_question_is_refused_and_what_was_sent_is_not_recorded(desk: Desk) -> None:
-    """A forged id; and a flood of them leaves a bounded number of records."""
-    question = replace(await desk.asked(proposal()), id="a_forged\x1b[2J")
-    for _ in range(module.MAX_REFUSED + 5):
-        with pytest.raises(RefusedError) as caught:
-            await desk.answer(question)
-        assert caught.value.rule == "approval.unknown"
-    assert desk.kinds().count("approval.refused") == module.MAX_REFUSED
-    assert "forged" not in str(desk.records())
 
 
 async def test_a_quorum_wants_different_principals_and_one_no_outweighs_it(desk: Desk) -> None:
@@ -259,12 +238,13 @@ async def test_time_a_reboot_and_whoever_takes_it_back_end_a_yes(state: str, des
     made = proposal()
     question = await desk.asked(made)
     if state != "pending":
+        desk.clock.pass_(300)  # its time begins with it
         await desk.answer(question)
     if state == "before a reboot":
         desk.clock.boot, desk.clock.at = "boot-2", 1.0
     elif state == "withdrawn":
         await desk.approvals.withdraw(question.id, "local:0")
-        assert desk.kinds()[-1] == "approval.withdrawn"
+        assert (desk.records()[-1].kind, desk.records()[-1].data["by"]) == ("approval.withdrawn", "local:0")
     else:
         desk.clock.pass_(599)
         assert await desk.state_of(question) == state
@@ -333,17 +313,6 @@ async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_p
         assert states == ["allowed"]
 
 
-async def test_nobody_waits_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module.WAIT_SECONDS == WAIT_SECONDS
-    monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
-    made = proposal()
-    question = await desk.asked(made)
-    with anyio.fail_after(30):
-        assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
-    assert (await desk.decided(again(made), settled="pending")).approval == question.id
-    assert await desk.answer(question) == "allowed"
-
-
 async def test_a_question_whose_only_caller_left_is_withdrawn(desk: Desk) -> None:
     """The control is one that another call has joined: that one stays."""
     for joined, state in ((False, "withdrawn"), (True, "pending")):
@@ -356,6 +325,7 @@ async def test_a_question_whose_only_caller_left_is_withdrawn(desk: Desk) -> Non
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
         assert await desk.state_of(question) == state
+        assert [each.data["by"] for each in desk.records() if each.kind == "approval.withdrawn"] == ["local:1000"]
 
 
 async def test_what_an_approver_would_not_see_as_it_is_is_not_asked_about(desk: Desk) -> None:
@@ -378,6 +348,7 @@ async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path
         found = await closed.consult(short, None)
         assert isinstance(found, Decision)
         assert found.effect == "allow"
+        assert await closed.ask_about_hosts(short) == ()
         with pytest.raises(AssertionError):
             await closed.consult(proposal(profile=quiet, rules=rules, timeout_seconds=31), None)
 
@@ -385,6 +356,7 @@ async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path
 async def test_the_last_approved_program_comes_with_the_question(desk: Desk) -> None:
     """For the difference that an approver sees; none before the first."""
     made = proposal("print(1)")
+    await desk.answer(await desk.asked(proposal("print(0)")), allow=False)
     first = await desk.asked(made)
     assert first.last_approved is None
     await desk.answer(first)

@@ -94,11 +94,13 @@ def test_letters_that_look_like_others_are_named() -> None:
         "its arguments hold": asked("1", note={"a": ["pаth"]}),
         "these names hold": replace(plain, client="Clаude"),
         "what would change holds": replace(
-            plain, subject=replace(plain.subject, changes=changes.replace("+path", "+pаth"))
+            plain, subject=replace(plain.subject, changes=changes.replace("+path", "аpath"))
         ),
     }.items():
         said = f"Look closely: {holder} 1 character outside ASCII, which may look like others: а (U+0430)."
         assert said in unfolded(question)
+    turned = replace(plain, subject=replace(plain.subject, changes=changes.replace("path", "⟪U+202E⟫")))
+    assert "others: ⟪U+202E⟫ (U+202E)." in unfolded(turned)
     assert f"and {100 - MAX_NAMED} more" in unfolded(asked("".join(chr(0x430 + n) for n in range(100))))
     assert all(len(line) <= COLUMNS for line in shown(asked("x" * 1000)).split("\n"))
 
@@ -117,8 +119,12 @@ def test_what_changed_since_the_last_yes_is_shown_unless_it_is_too_long() -> Non
     text = shown(asked(long, "b\n" * MAX_COMPARED))
     assert f"… too long to be compared: {MAX_COMPARED + 1} lines then, {MAX_COMPARED + 1} now" in text
     assert program(text) == long
-    text = shown(asked("import os\nprint(2)", "import os\nprint(1)"))
-    assert "  │ -print(1)\n  │ +print(2)" in text
+    assert "too long" not in shown(asked("b\n" * (MAX_COMPARED - 1), "a\n" * (MAX_COMPARED - 1)))
+    text = shown(asked("1\n2\n3\n5\n6\n7\n8", "1\n2\n3\n4\n6\n7\n8"))
+    lines = text.partition("approved for this caller:\n")[2].partition("The program, whole, 7 lines:")[0]
+    assert lines.replace("  │ ", "").split("\n") == ["@@ -2,5 +2,5 @@", " 2", " 3", "-4", "+5", " 6", " 7", ""]
+    for then, more in ((100, ""), (101, "  │ … 1 more lines\n")):
+        assert f"+a\n{more}The program" in shown(asked("\n".join("a" * 99), "\n".join("b" * then)))
     assert "character by character" in unfolded(asked("print(1)", "print(1)"))
     assert "last program that was approved" not in unfolded(asked("print(1)"))
 

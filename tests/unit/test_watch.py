@@ -298,15 +298,6 @@ async def test_a_canary_is_known_in_a_workspace_around_its_own(tmp_path: Path) -
         assert [each[:2] for each in seen.alarms()] == [("canary", "stop")]
 
 
-async def test_a_canary_written_over_lines_in_arguments_stops_the_run(tmp_path: Path) -> None:
-    """The control is another text of that form."""
-    async with watching(tmp_path) as seen:
-        marker = planted(tmp_path).marker
-        for text, told in (("x" * 40, []), (marker, ["canary"])):
-            await seen.watch.decided(a_call(arguments={"code": "\n".join(text)}), decision("deny"), None)
-            assert [each[0] for each in seen.alarms()] == told
-
-
 async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

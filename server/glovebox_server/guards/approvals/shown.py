@@ -171,7 +171,7 @@ def _changes(last: str, code: str) -> Iterator[str]:
     if max(len(before), len(after)) > MAX_COMPARED:
         yield f"… too long to be compared: {len(before)} lines then, {len(after)} now"
         return
-    compared = list(difflib.unified_diff(before, after, "approved", "asked", lineterm="", n=2))[2:]
+    compared = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
     yield from compared[:MAX_CHANGED]
     if len(compared) > MAX_CHANGED:
         yield f"… {len(compared) - MAX_CHANGED} more lines"
