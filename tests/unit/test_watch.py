@@ -226,10 +226,11 @@ async def test_a_placeholder_that_strays_is_told_by_its_name(action: WatchAction
         call = attempted(a_call(), decision("allow"))
         call.now.placeholders = {"tracker": MARKER}
         await seen.watch.observe(call)
-        (look,) = call.now.observers
+        look: Any = call.now.observers[0]
         assert call.now.inspect_file() is not None
         await look.ended(an_outcome(value=MARKER, problems=("x" * 10_000, canary.marker)))
         await seen.watch.connecting(a_call(), replace(attempt("https://e.example/"), strayed="tracker"))
+        assert ("placeholder" in {each.rule for each in look.findings}) is (action == "record")
         told = [("placeholder", "record", where, "tracker") for where in ("value", "request") if action == "record"]
         assert seen.alarms() == [*told[:1], ("canary", "record", "value", canary.id), *told[1:]]
 
@@ -364,7 +365,9 @@ async def test_a_secret_in_output_is_told_and_live_output_waits_where_it_stops_t
         place.mkdir()
         async with watching(place, secrets=action) as seen:
             seen.watch.look().printed(heard.append)(b"one")
-            await seen.watch.look_for_secrets(a_call(), an_outcome(value=["np" + "m_" + "Ab3" * 12] * 2))
+            outcome = an_outcome(value=["np" + "m_" + "Ab3" * 12] * 2)
+            assert (seen.watch.look().pieces(outcome) == []) is (action == "off")
+            await seen.watch.look_for_secrets(a_call(), outcome)
             assert seen.alarms() == [("secrets", action, "value", "npm token")] * (action != "off")
         assert heard == shown
 

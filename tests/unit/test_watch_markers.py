@@ -183,14 +183,6 @@ def test_what_is_printed_live_is_shown_until_a_marker_is_in_it() -> None:
     assert shown == [MARKER]
 
 
-def test_nothing_is_shown_live_where_a_secret_stops_the_call() -> None:
-    """It is found in the whole output only; the control is the test above."""
-    shown: list[str] = []
-    for needles in (NEEDLES, index_markers({})):
-        Look(needles, secrets=True, live=False).printed(shown.append)(b"one ")
-    assert shown == []
-
-
 _TEXT = Captured(text=MARKER, total_bytes=40, dropped_bytes=0)
 _SHOWN = Shown(name="a.png", media_type="image/png", data=b"PNG" + MARKER.encode())
 PARTS: Mapping[tuple[str, str], Outcome] = {
