@@ -9,7 +9,7 @@ import mcp_types as types
 import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from mcp.shared.exceptions import MCPError
 from tests.interaction.served import connected
 
@@ -50,7 +50,10 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"]
     signed = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
     key.verify(base64.b64decode(envelope["signatures"][0]["sig"]), signed)
+    key_id = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+    assert envelope["signatures"][0]["keyid"] == f"sha256:{key_id}"
     told = json.loads(payload)
+    assert (kind, told["_type"]) == ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1")
     kept = hashlib.sha256(b"kept").hexdigest()
     assert {"name": "artifact:a.txt", "digest": {"sha256": kept}, "uri": link.uri} in told["subject"]
     assert told["predicate"]["call"]["code"] == "sha256:" + hashlib.sha256(CODE.encode()).hexdigest()

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,9 +134,8 @@ async def test_a_disk_that_stays_full_is_for_the_next_server(directory: Path, mo
 
 
 def test_a_start_ends_the_calls_of_servers_that_are_gone(directory: Path) -> None:
-    denied = decided("c_denied")
-    object.__setattr__(denied, "effect", "deny")
-    write(directory, decided("c_1"), decided("c_2"), started("c_2"), decided("c_3"), finished("c_3"), denied)
+    denied, named = replace(decided("c_denied"), effect="deny"), replace(decided("c_2"), client="editor 2.0")
+    write(directory, decided("c_1"), named, started("c_2"), decided("c_3"), finished("c_3"), denied)
     write(directory, decided("c_4"), server="s_too")
     before = records(directory)
     assert lost(directory) == ["c_1", "c_2"]  # found by s_too
@@ -145,7 +145,7 @@ def test_a_start_ends_the_calls_of_servers_that_are_gone(directory: Path) -> Non
     assert [record.call_id for record in found] == ["c_1", "c_2", "c_4"]
     assert found[1].data == {
         "cause": "server", "reason": GONE, "run_by": "s_dead", "decided": before[1].time, "last": "sandbox.started",
-        "tool": "run_python", "principal": "local:0",
+        "tool": "run_python", "principal": "local:0", "client": "editor 2.0",
     }  # fmt: skip
     assert (found[1].server, found[2].server) == ("s_too", "s_new")
     assert verify(directory).ok

@@ -21,6 +21,7 @@ from glovebox_audit.file import Follower
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_sandboxes.contract.attestation import made_with
 from glovebox_sandboxes.contract.base import GUEST_UID, Capabilities, Plan, SandboxSpec, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
@@ -424,7 +425,13 @@ async def test_isolation_that_is_not_as_planned_runs_nothing(scene: Scene) -> No
     scene.driver.script = script
     with pytest.raises(SandboxError, match="capabilities: planned 0x0, found 0x200000"):
         await scene.call()
-    assert [event.data["verified"] for event in scene.audit.events if event.kind == "sandbox.started"] == [False]
+    (started,) = [event.data for event in scene.audit.events if event.kind == "sandbox.started"]
+    (plan,), driver = scene.driver.plans, cast("Any", scene.driver)
+    assert (started["sandbox_id"], started["host"], started["verified"]) == ("s1", made_with(driver, plan), False)
+    assert (started["driver"], started["level"], started["plan_digest"]) == ("fake", "namespaces", plan.digest)
+    assert started["measured"].items() >= scene.driver.measured.items()
+    (differs,) = [row for row in started["fields"] if row["verdict"] == "differs"]
+    assert (differs["field"], differs["planned"], differs["inside"]) == ("capabilities", "0x0", "0x200000")
     assert told == []
 
 

@@ -1,12 +1,13 @@
 """What a call asked for is in the record by host, port and digest: a URL often is a secret, or carries one."""
 
 import hashlib
-from datetime import UTC, datetime
+from dataclasses import replace
 from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fixtures import receipts
 from tests.fixtures.guest_streams import GuestStream
 
 from glovebox_audit.chain import draft
@@ -16,7 +17,7 @@ from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network, Profile
 from glovebox_server.app import check_example
-from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import decide
 from glovebox_server.egress.events import EgressAnswer, EgressAttempt
 from glovebox_server.egress.gate import EgressGate
@@ -59,10 +60,7 @@ def narrow() -> Profile:
 
 def call_of(url: str) -> ToolCall:
     """A call that fetches it."""
-    return ToolCall(
-        id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="fetch_url",
-        arguments={"url": url, "method": "GET", "max_chars": 100}, received=datetime.now(UTC),
-    )  # fmt: skip
+    return replace(receipts.call_of("c_1"), tool="fetch_url", arguments={"url": url, "method": "GET", "max_chars": 100})
 
 
 @pytest.mark.parametrize("url", URLS)

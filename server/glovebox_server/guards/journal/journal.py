@@ -67,7 +67,7 @@ def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
             level=plan.level,
             plan_digest=plan.digest,
             fields=attestation.rows,
-            measured=sandbox.measured.model_dump(mode="json"),
+            measured=sandbox.measured.model_dump(),
             host=made_with(driver, plan),
             verified=not attestation.differences,
         )
