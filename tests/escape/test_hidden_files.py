@@ -12,7 +12,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
-from tests.fixtures.brokered import submitted
+from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.workspace import hidden, paths, tree
@@ -309,21 +309,9 @@ def test_the_published_list_is_the_one_in_force() -> None:
     assert rows == [[names, what, looked[what in hidden.CONTENTS]] for what, names in hidden.KINDS.items()]
 
 
-PROFILE = """
-tool = "read_workspace_file"
-description = "Reads."
-risk = "low"
-isolation = ["bubblewrap"]
-approval = "none"
-[files]
-workspace = "read"
+REVEAL = """\
 reveal = [{ path = "service/.env.production", reason = "The tests read it, and it holds no secret." }]
-[limits]
-wall_seconds = 10
-cpu_seconds = 5
-pids = 16
-enforce = "any"
-"""
+[network]"""
 
 
 @pytest.mark.driver("bubblewrap")
@@ -335,7 +323,9 @@ async def test_whole_calls_hide_what_the_profile_does_not_reveal(tmp_path: Path)
         (place / name).write_text(f"{content}\n")
     own = tmp_path / "profiles"
     own.mkdir()
-    (own / "read_workspace_file.toml").write_text(PROFILE)
+    (own / "read_workspace_file.toml").write_text(
+        profile("read_workspace_file", "bubblewrap").replace("[network]", f'[files]\nworkspace = "read"\n{REVEAL}')
+    )
     canary = plant(tmp_path / "state", place, "deploy-credentials.env")
     async with apps.opened(Settings(workspace=place, profiles_dir=own, state_dir=tmp_path / "state"), "cli") as app:
         named = SECRETS.keys() - {"service/.env.production"}

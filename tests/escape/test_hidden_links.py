@@ -1,26 +1,29 @@
 """What a link leads to that is named as a secret is closed to programs too, whatever its own name is."""
 
+import ctypes
 import mmap
 import os
 import subprocess  # noqa: TID251 - what is mounted for a test is mounted for another process alone
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import anyio
 import pytest
 from tests.escape.test_hidden_files import MARK
-from tests.escape.test_hidden_from_programs import SWEEP, begun, exchange, ran, served, write
-from tests.fixtures.brokered import DRIVERS, Heard, submitted
+from tests.escape.test_hidden_from_programs import KEY, SWEEP, indexed, ran, served, write
+from tests.fixtures.brokered import DRIVERS, submitted
 
-from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.hidden import index as indexes
-from glovebox_sandboxes.hidden.index import SecretFileIndex
 
-KEY = f"-----BEGIN PRIVATE KEY----- {MARK}"
+
+def exchange(one: Path, other: Path) -> None:
+    """Give each of two the other's name at once, with renameat2(2), as `mv --exchange` does."""
+    libc, here, both = ctypes.CDLL(None, use_errno=True), -100, 2
+    assert libc.renameat2(here, bytes(one), here, bytes(other), both) == 0, os.strerror(ctypes.get_errno())
 
 
 def links(place: Path, those: Mapping[str, str]) -> None:
@@ -29,17 +32,6 @@ def links(place: Path, those: Mapping[str, str]) -> None:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "new-link").symlink_to(leads)
         (place / "new-link").rename(place / name)
-
-
-@contextmanager
-def indexed(place: Path) -> Iterator[SecretFileIndex]:
-    """The index of a directory."""
-    index = SecretFileIndex(str(place))
-    try:
-        index.rebuild()
-        yield index
-    finally:
-        index.close()
 
 
 @pytest.mark.parametrize("files", ["read", "overlay"])
@@ -128,41 +120,70 @@ def test_a_link_that_leads_elsewhere_ends_programs(tmp_path: Path, how: str) -> 
             assert other.masks(revealed) == index.masks(revealed)
 
 
-@pytest.mark.driver("bubblewrap")
-async def test_a_program_that_waits_for_a_link_to_lead_elsewhere_is_ended_and_withheld(tmp_path: Path) -> None:
-    """A deployment turns it to the next file, which was an ordinary one so far. The control: before that it runs."""
-    place = tmp_path / "workspace"
-    write(place, {"one": MARK, "two": MARK})
-    links(place, {".env": "one", "current": "two"})
-    async with served(tmp_path, "bubblewrap") as app:
-        heard = Heard()
-
-        async def turn() -> None:
-            await begun(heard)
-            links(place, {".env": "two"})
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(turn)
-            code = "print(open('/workspace/two').read(), flush=True)\nimport time\ntime.sleep(30)"
-            with pytest.raises(RefusedError) as caught:
-                await submitted(app, "run_python", {"code": code}, heard)
-        assert caught.value.rule == "workspace.secret"
-        assert await ran(app, "print(open('/workspace/one').read().strip())") == f"{MARK}\n"
-        assert (await submitted(app, "run_python", {"code": "open('/workspace/two').read()"})).failed
+def one_of_two_names_gone(place: Path) -> None:
+    """Remove one name of a file, and write a key into what is left."""
+    (place / "other" / "two.pem").unlink()
+    write(place, {"one.pem": KEY})
 
 
-@pytest.mark.driver("bubblewrap")
-@pytest.mark.parametrize("leads", [".", "/workspace", "a/../a/.."])
-async def test_a_link_that_leads_to_all_of_it_is_named(tmp_path: Path, leads: str) -> None:
-    """Nothing would be left: no program runs. The control is the same link under an ordinary name."""
-    place = tmp_path / "workspace"
-    write(place, {"a/a.txt": MARK})
-    links(place, {"plain": leads})
-    async with served(tmp_path, "bubblewrap") as app:
-        assert await ran(app, "print(open('/workspace/a/a.txt').read().strip())") == f"{MARK}\n"
-        links(place, {"a/.env": f"../{leads}" if not leads.startswith("/") else leads})
+def folder_of_one_moved(place: Path) -> None:
+    """Move the folder in which a file has its other name, and write a key into it."""
+    (place / "other").rename(place / "another")
+    write(place, {"one.pem": KEY})
+
+
+ROOT = frozenset({".env", ".netrc"})
+SOME = ROOT | {"conf/.env"}
+CHANGED: Mapping[str, tuple[Callable[[Path], object], AbstractSet[str]]] = {
+    "folders exchanged": (lambda place: exchange(place / "conf", place / "other"), ROOT | {"other/.env"}),
+    "secrets exchanged": (lambda place: exchange(place / ".env", place / ".netrc"), SOME),
+    "with an ordinary one": (lambda place: exchange(place / "plain", place / ".env"), SOME),
+    "file and folder": (lambda place: exchange(place / ".env", place / "conf"), {".env/", ".netrc"}),
+    "two names": (lambda place: write(place, {"one.pem": KEY}), SOME | {"one.pem", "other/two.pem"}),
+    "one of two names gone": (one_of_two_names_gone, SOME | {"one.pem"}),
+    "new": (lambda place: write(place, {"deep/.env": MARK}), SOME | {"deep/.env"}),
+    "new folder": (lambda place: write(place, {"other/more/.ssh/id": MARK}), SOME | {"other/more/.ssh/"}),
+    "renamed": (lambda place: (place / "plain").rename(place / "id_rsa"), SOME | {"id_rsa"}),
+    "folder renamed": (lambda place: (place / "cloud").rename(place / ".aws"), SOME | {".aws/credentials"}),
+    "linked": (lambda place: (place / "id_rsa").hardlink_to(place / "plain"), SOME | {"id_rsa"}),
+    "ordinary": (lambda place: write(place, {"new/folder/a.txt": MARK, "one.pem": "a certificate"}), SOME),
+    "folder of one moved": (folder_of_one_moved, SOME | {"one.pem", "another/two.pem"}),
+}
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_whatever_makes_a_secret_of_a_file_ends_programs(tmp_path: Path, how: str) -> None:
+    """Made, moved, written under any of its names: covered as by a server that begins. The control: ordinary files."""
+    files = (".env", ".netrc", "plain", "conf/.env", "other/a.txt", "one.pem", "cloud/credentials")
+    write(tmp_path, dict.fromkeys(files, "x"))
+    (tmp_path / "other" / "two.pem").hardlink_to(tmp_path / "one.pem")
+    change, covered = CHANGED[how]
+    with indexed(tmp_path) as index, index.guarding(frozenset(), lambda: None) as guard:
+        assert set(index.masks(frozenset())) == SOME
+        change(tmp_path)
+        index.drain()
+        assert (guard.broken, set(index.masks(frozenset()))) == (how != "ordinary", covered)
+
+
+@pytest.mark.parametrize("leads", ["..", "/workspace", "../a/../a/.."])
+def test_a_link_that_leads_to_all_of_it_is_named(tmp_path: Path, leads: str) -> None:
+    """Nothing would be left. The control is the same link under an ordinary name."""
+    write(tmp_path, {"a/a.txt": MARK})
+    links(tmp_path, {"a/plain": leads})
+    with indexed(tmp_path) as index:
+        assert index.masks(frozenset()) == ()
+        links(tmp_path, {"a/.env": leads})
+        index.drain()
         with pytest.raises(UnsupportedSpecError, match=r"the link a/\.env is named as a secret"):
-            await submitted(app, "run_python", {"code": "1"})
+            index.masks(frozenset())
+
+
+@pytest.mark.parametrize("name", [".env\n", "line\n/.env"])
+def test_a_name_at_the_top_that_no_record_can_hold_is_refused_with_why(tmp_path: Path, name: str) -> None:
+    """Only its folder could be covered, and that is the workspace."""
+    write(tmp_path, {name: MARK})
+    with indexed(tmp_path) as index, pytest.raises(UnsupportedSpecError, match="characters that cannot be printed"):
+        index.masks(frozenset())
 
 
 def deepen(place: Path) -> None:

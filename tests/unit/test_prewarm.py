@@ -37,8 +37,12 @@ class Host:
         self.prepared.append(plan)
 
 
-def guards(sandboxes: SandboxProvider) -> GuardSet:
+PROFILES = load([SHIPPED], check_example=check_example)
+
+
+def guards(host: Host) -> GuardSet:
     """Return what is asked of guards here."""
+    sandboxes = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
     return cast("GuardSet", SimpleNamespace(sandboxes=sandboxes, watch=None, hiding=Hiding()))
 
 
@@ -55,10 +59,8 @@ async def test_those_without_modules_come_first(
         before.extend(bool(each.preload) for each in host.prepared)
 
     monkeypatch.setattr(anyio, "sleep", slept)
-    profiles = load([SHIPPED], check_example=check_example)
-    provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
-    await startup.prepare_sandboxes([Rights(profiles=profiles, workspace=tmp_path)], guards(provider))
-    modules = profiles.get("run_python")
+    await startup.prepare_sandboxes([Rights(profiles=PROFILES, workspace=tmp_path)], guards(host))
+    modules = PROFILES.get("run_python")
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])
     assert before == ([False] if usable else [])
@@ -72,11 +74,9 @@ async def test_sandboxes_of_the_first_roles_are_prepared_too(monkeypatch: pytest
         return
 
     monkeypatch.setattr(anyio, "sleep", slept)
-    profiles = load([SHIPPED], check_example=check_example)
     host = Host(usable=True)
-    provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
     places = [tmp_path, tmp_path, *(tmp_path / str(number) for number in range(2 * startup.MAX_PREPARED))]
-    await startup.prepare_sandboxes([Rights(profiles=profiles, workspace=place) for place in places], guards(provider))
+    await startup.prepare_sandboxes([Rights(profiles=PROFILES, workspace=place) for place in places], guards(host))
     sources = [each.mounts[0].source for each in host.prepared if each.preload]
     assert sources == [str(place) for place in places[1 : startup.MAX_PREPARED + 1]]
 
@@ -84,12 +84,10 @@ async def test_sandboxes_of_the_first_roles_are_prepared_too(monkeypatch: pytest
 async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a call; the control is what was prepared before the change."""
     monkeypatch.setattr(startup, "IMPORTS_AFTER_SECONDS", 0)
-    profiles = load([SHIPPED], check_example=check_example)
     host = Host(usable=True)
-    provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
 
     def leaves(name: str) -> Governed:
-        rights = Rights(profiles=profiles, workspace=tmp_path / name)
+        rights = Rights(profiles=PROFILES, workspace=tmp_path / name)
         return same_rights(rights)
 
     def sources() -> list[str]:
@@ -97,7 +95,7 @@ async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.
 
     in_force = ActivePolicy(None, lambda: leaves("one"))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(prepare_in_force, in_force, guards(provider))
+        tasks.start_soon(prepare_in_force, in_force, guards(host))
         while len(sources()) < 1:  # noqa: ASYNC110 - a thread looks at the workspace meanwhile
             await anyio.sleep(0.01)
         assert sources() == [str(tmp_path / "one")]
@@ -111,10 +109,9 @@ async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.
 async def test_what_is_hidden_by_now_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a call, as long as any were made lately; the controls: an ordinary file, and a server nobody calls."""
     monkeypatch.setattr(startup, "IMPORTS_AFTER_SECONDS", 0)
-    profiles = load([SHIPPED], check_example=check_example)
     host = Host(usable=True)
-    parts = guards(SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host)))
-    rights = Rights(profiles=profiles, workspace=tmp_path)
+    parts = guards(host)
+    rights = Rights(profiles=PROFILES, workspace=tmp_path)
     in_force = ActivePolicy(None, lambda: same_rights(rights))
 
     async def prepared(*masks: str) -> None:
