@@ -154,7 +154,7 @@ async def test_each_action_does_what_it_says_to_that_run_alone(
         (slowed, asked), stopped = await weighed(seen, call, given), seen.stops.refusal(call)
         assert slowed is (action == "slow")
         assert ((asked.effect, asked.rule) == ("ask", "watch.denials")) is (action == "ask")
-        assert ("denials" in asked.reason and asked.hint != "") is (action == "ask")
+        assert ("denials" in asked.reason and "operator" in asked.hint) is (action == "ask")
         assert (asked is given) is (action != "ask")
         assert (stopped is not None and stopped.rule == "stop") is (action == "stop")
         assert [each.by for each in seen.stops._found.items] == ["watch:denials"] * (action == "stop")
@@ -383,7 +383,7 @@ async def test_a_canary_in_arguments_stops_the_run_and_is_repeated_nowhere(where
         written = "https://e.example/?" + "".join(f"%{ord(each):02x}" for each in canary.marker)
         arguments = {"url": "https://e.example/", where: "y" * 100_000 + written}
         await seen.watch.decided(a_call(arguments=arguments), decision("deny"), None)
-        assert [each[0] for each in seen.alarms()] == ["canary"]
+        assert seen.alarms() == [("canary", "stop", "arguments", canary.id)]
         log = b"".join(log_lines(tmp_path / "audit"))
         assert canary.marker.encode() not in log
         refusal = seen.stops.refusal(a_call())

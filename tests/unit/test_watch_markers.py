@@ -116,6 +116,7 @@ def test_a_value_is_json_without_its_escapes() -> None:
     assert of_value({"a": 'b\n\t"\\\x00\u200bc'}) == '{"a": "b     \u200bc"}'.encode()
     assert of_value("\\n\\\\u0000 u0000") == b'" n  u0000 u0000"'
     assert of_value("\ud800") == b'"?"'
+    assert of_value({1j}) == b'"{1j}"'
     assert of_url("a%20b") == [("url", b"a%20b"), ("url", b"a b")]
     assert of_url("a\ud800b") == [("url", b"a?b")]
 
