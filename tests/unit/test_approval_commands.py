@@ -161,7 +161,8 @@ async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None
     assert grant["lifts"] == {"what": "host", "target": "https://example.org:443"}
     assert [each.kind for each in desk.records()[-2:]] == ["approval.answered", "grant.made"]
     _json(desk, "revoke", question.id)
-    assert desk.kinds()[-1] == "grant.revoked"
+    last = desk.records()[-1]
+    assert (last.kind, last.data["lifted"], last.data["target"]) == ("grant.revoked", "host", LIFTED.target)
     assert _json(desk, "grants") == {"grants": []}
     question = await desk.asked(proposal())
     result = _run(desk, "allow", question.id, "--rule")
@@ -265,6 +266,7 @@ async def test_a_spent_budget_becomes_a_question_and_the_yes_lets_one_call_pass(
     question = await _admitted(desk, budgets, made)
     assert isinstance(question, Question)
     assert (question.subject.lifted, question.subject.target) == ("budget", "calls")
+    assert "run_python would be refused: the budget calls " in question.why
     assert budgets.ran == [False]
     await desk.answer(question)
     passed = await _admitted(desk, budgets, again(made))

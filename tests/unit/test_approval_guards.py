@@ -86,7 +86,8 @@ async def test_a_grant_for_the_run_is_bound_to_all_but_its_call(
     desk.environment[0] = changed.pop("environment", "sha256:packages")
     assert isinstance(await desk.approvals.consult(but(proposal(**changed), escalation=SPENT), None), Question)
     desk.environment[0] = "sha256:packages"
-    passed = await desk.decided(but(proposal("print(2)", **own), escalation=SPENT))
+    given = (Input(name="a", uri="artifact://1", sha256="1" * 64, bytes=1),)
+    passed = await desk.decided(but(proposal("print(2)", inputs=given, **own), escalation=SPENT))
     assert [each.approval for each in passed.grants] == [grant.id]
 
 
