@@ -216,7 +216,7 @@ class Ledger:
     def _add(self, line: BudgetLine, more: Amounts) -> int:
         """Add to the window of now; return its beginning."""
         since, until = spending.window(line.every, self._time)
-        amounts = (more.get(each, 0) for each in SPENDING)
+        amounts = (more.get(each, 0) if each in line.limits else 0 for each in SPENDING)
         self.connection.execute(_SPEND, (line.name, line.key, since, until, *amounts))
         return since
 
