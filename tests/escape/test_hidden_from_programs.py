@@ -2,7 +2,7 @@
 
 import errno
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -202,6 +202,44 @@ async def test_a_program_that_waits_for_an_atomic_save_is_ended_and_withheld(
     assert MARK not in "".join(path.read_text() for path in (tmp_path / "state" / "audit").rglob("*.jsonl"))
 
 
+APPEARS: Mapping[str, Callable[[Path], object]] = {
+    "new": lambda place: write(place, {"deep/.env": MARK}),
+    "new folder": lambda place: write(place, {"other/further/.ssh/id": MARK}),
+    "renamed": lambda place: (place / "deep" / "plain").rename(place / "deep" / "id_rsa"),
+    "folder renamed": lambda place: (place / "conf").rename(place / ".aws"),
+    "content": lambda place: write(place, {"deep/chain.pem": "-----BEGIN PRIVATE KEY-----"}),
+    "linked": lambda place: (place / "deep" / "id_rsa").hardlink_to(place / "deep" / "plain"),
+}
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("how", APPEARS)
+async def test_whatever_makes_a_secret_of_a_file_ends_a_program(tmp_path: Path, how: str) -> None:
+    """Made, moved or written while it runs; the controls are the same under other names, and what is shown."""
+    place = tmp_path / "workspace"
+    write(place, {"deep/plain": MARK, "deep/chain.pem": "-----BEGIN CERTIFICATE-----", "conf/credentials": MARK})
+    async with served(tmp_path, "bubblewrap") as app:
+        heard = Heard()
+
+        async def change() -> None:
+            await begun(heard)
+            write(place, {"deep/more": MARK, "new/folder/a.txt": MARK, "service/.env.production": MARK})
+            (place / "new").rename(place / "newer")
+            write(place, {"deep/chain.pem": "-----BEGIN CERTIFICATE----- of another"})
+            heard.text += "changed"
+            await anyio.sleep(0.3)
+            APPEARS[how](place)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(change)
+            with pytest.raises(RefusedError):
+                await submitted(
+                    app, "run_python", {"code": "print('begun', flush=True)\nimport time\ntime.sleep(30)"}, heard
+                )
+        assert "changed" in heard.text
+        assert (await submitted(app, "run_python", {"code": "1"})).structured["hidden"] == 1
+
+
 @pytest.mark.driver("bubblewrap")
 async def test_sixty_saves_beside_programs_that_read_show_nothing(tmp_path: Path) -> None:
     """Sandboxes that stand ready among them; each call ends well without it, or is refused."""
@@ -277,6 +315,16 @@ async def test_what_cannot_be_watched_is_not_shown_to_programs(tmp_path: Path, m
                 await submitted(app, "run_python", {"code": "1"})
             assert not (await submitted(app, "list_workspace_files", {})).failed
         assert not (await submitted(app, "run_python", {"code": "1"})).failed
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("name", [".env\n", "line\n/.env"])
+async def test_a_name_at_the_top_that_no_record_can_hold_is_refused_with_why(tmp_path: Path, name: str) -> None:
+    """Only its folder could be covered, and that is the workspace."""
+    write(tmp_path / "workspace", {name: MARK})
+    async with served(tmp_path, "bubblewrap") as app:
+        with pytest.raises(UnsupportedSpecError, match="characters that cannot be printed"):
+            await submitted(app, "run_python", {"code": "1"})
 
 
 @pytest.mark.driver("bubblewrap")

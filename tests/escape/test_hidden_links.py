@@ -11,12 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import anyio
 import pytest
 from tests.escape.test_hidden_files import MARK
-from tests.escape.test_hidden_from_programs import KEY, SWEEP, indexed, ran, served, write
-from tests.fixtures.brokered import DRIVERS, submitted
+from tests.escape.test_hidden_from_programs import KEY, SWEEP, begun, indexed, ran, served, write
+from tests.fixtures.brokered import DRIVERS, Heard, submitted
 
-from glovebox_sandboxes.contract.errors import UnsupportedSpecError
+from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
+from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_sandboxes.hidden import index as indexes
 
 
@@ -120,6 +122,29 @@ def test_a_link_that_leads_elsewhere_ends_programs(tmp_path: Path, how: str) -> 
             assert other.masks(revealed) == index.masks(revealed)
 
 
+@pytest.mark.driver("bubblewrap")
+async def test_a_program_that_waits_for_a_link_to_lead_elsewhere_is_ended_and_withheld(tmp_path: Path) -> None:
+    """A deployment turns it to the next file, which was an ordinary one so far. The control: before that it runs."""
+    place = tmp_path / "workspace"
+    write(place, {"one": MARK, "two": MARK})
+    links(place, {".env": "one", "current": "two"})
+    async with served(tmp_path, "bubblewrap") as app:
+        heard = Heard()
+
+        async def turn() -> None:
+            await begun(heard)
+            links(place, {".env": "two"})
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turn)
+            code = "print(open('/workspace/two').read(), flush=True)\nimport time\ntime.sleep(30)"
+            with pytest.raises(RefusedError) as caught:
+                await submitted(app, "run_python", {"code": code}, heard)
+        assert caught.value.rule == "workspace.secret"
+        assert await ran(app, "print(open('/workspace/one').read().strip())") == f"{MARK}\n"
+        assert (await submitted(app, "run_python", {"code": "open('/workspace/two').read()"})).failed
+
+
 def one_of_two_names_gone(place: Path) -> None:
     """Remove one name of a file, and write a key into what is left."""
     (place / "other" / "two.pem").unlink()
@@ -165,25 +190,47 @@ def test_whatever_makes_a_secret_of_a_file_ends_programs(tmp_path: Path, how: st
         assert (guard.broken, set(index.masks(frozenset()))) == (how != "ordinary", covered)
 
 
-@pytest.mark.parametrize("leads", ["..", "/workspace", "../a/../a/.."])
-def test_a_link_that_leads_to_all_of_it_is_named(tmp_path: Path, leads: str) -> None:
-    """Nothing would be left. The control is the same link under an ordinary name."""
-    write(tmp_path, {"a/a.txt": MARK})
-    links(tmp_path, {"a/plain": leads})
-    with indexed(tmp_path) as index:
-        assert index.masks(frozenset()) == ()
-        links(tmp_path, {"a/.env": leads})
-        index.drain()
+EXCHANGED = (
+    *("folders exchanged", "secrets exchanged", "with an ordinary one", "file and folder", "two names"),
+    *("one of two names gone", "folder of one moved"),
+)
+
+
+@pytest.mark.parametrize(
+    ("driver", "how"),
+    [
+        pytest.param(driver, how, marks=pytest.mark.driver(driver))
+        for driver in NAMES
+        for how in (EXCHANGED if driver == "bubblewrap" else ("file and folder", "two names"))
+    ],
+)
+async def test_no_later_program_reads_what_two_names_were_exchanged_for(tmp_path: Path, driver: str, how: str) -> None:
+    """Nor a file with two names of which a key is written into one: all is covered as a server that begins would."""
+    place = tmp_path / "workspace"
+    write(place, {".env": MARK, ".netrc": MARK, "plain": "x", "conf/.env": MARK, "other/a.txt": "a", "one.pem": "x"})
+    (place / "other" / "two.pem").hardlink_to(place / "one.pem")
+    change, covered = CHANGED[how]
+    async with served(tmp_path, driver) as app:
+        assert await ran(app, f"SECRETS = []\n{SWEEP}") == "begun\n\n"
+        change(place)
+        result = await submitted(app, "run_python", {"code": f"SECRETS = []\n{SWEEP}"})
+        read = set(result.structured["stdout"]["text"].splitlines()[1:]) - {""}
+        ordinary = {"with an ordinary one": {"plain"}, "file and folder": {"conf"}}.get(how, set())
+        assert (read, result.structured["hidden"]) == (ordinary, len(covered))
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("leads", [".", "/workspace", "a/../a/.."])
+async def test_a_link_that_leads_to_all_of_it_is_named(tmp_path: Path, leads: str) -> None:
+    """Nothing would be left: no program runs. The control is the same link under an ordinary name."""
+    place = tmp_path / "workspace"
+    write(place, {"a/a.txt": MARK})
+    links(place, {"plain": leads})
+    async with served(tmp_path, "bubblewrap") as app:
+        assert await ran(app, "print(open('/workspace/a/a.txt').read().strip())") == f"{MARK}\n"
+        links(place, {"a/.env": f"../{leads}" if not leads.startswith("/") else leads})
         with pytest.raises(UnsupportedSpecError, match=r"the link a/\.env is named as a secret"):
-            index.masks(frozenset())
-
-
-@pytest.mark.parametrize("name", [".env\n", "line\n/.env"])
-def test_a_name_at_the_top_that_no_record_can_hold_is_refused_with_why(tmp_path: Path, name: str) -> None:
-    """Only its folder could be covered, and that is the workspace."""
-    write(tmp_path, {name: MARK})
-    with indexed(tmp_path) as index, pytest.raises(UnsupportedSpecError, match="characters that cannot be printed"):
-        index.masks(frozenset())
+            await submitted(app, "run_python", {"code": "1"})
 
 
 def deepen(place: Path) -> None:

@@ -173,6 +173,31 @@ async def test_a_server_that_hands_the_key_back_hands_nothing_back(wires: Cable,
         assert echo not in fetched.body
 
 
+async def test_a_key_in_pieces_is_not_handed_back(wires: Cable) -> None:
+    """One byte to a chunk, each sent by itself; and the control that other bytes come as they are sent."""
+    text = b"before " + KEY.encode() + b" after"
+
+    async def dribble(stream: anyio.abc.ByteStream) -> None:
+        await stream.receive()
+        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for byte in text:
+            await stream.send(b"1\r\n%c\r\n" % byte)
+            await anyio.sleep(0.001)
+        await stream.send(b"0\r\n\r\n")
+
+    async def read(_source: str) -> CredentialValue:
+        return CredentialValue(text=KEY)
+
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        await net.serve(SITE, 443, dribble, name=API)
+        fetched = await fetch(
+            net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
+        )
+    assert fetched.body == b"before [credential tracker] after"
+    assert fetched.last == End(truncated=None)
+
+
 @pytest.mark.parametrize("write", [str.encode, _hexadecimal, _bits], ids=["plain", "hexadecimal", "bits"])
 async def test_a_program_cannot_find_a_key_by_guessing_how_it_begins(wires: Cable, write: Any) -> None:
     """An honest server repeats what it is sent: all of a key but a letter comes back as if it were another.
@@ -224,6 +249,12 @@ async def test_a_redirect_within_the_host_to_where_the_key_is_not_for_goes_witho
 BARE = {
     "no content": b"HTTP/1.1 204 No Content\r\nX-Key: %b\r\n\r\n",
     "not modified": b'HTTP/1.1 304 Not Modified\r\nETag: "%b"\r\n\r\n',
+    "its reason": b"HTTP/1.1 403 %b\r\nContent-Length: 0\r\n\r\n",
+    "a header's name": b"HTTP/1.1 200 OK\r\nX-%b: 1\r\nContent-Length: 0\r\n\r\n",
+    "interim": b"HTTP/1.1 103 Early Hints\r\nLink: <%b>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "trailer": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Key: %b\r\n\r\n",
+    "a chunk's extension": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;key=%b\r\nx\r\n0\r\n\r\n",
+    "cookie": b"HTTP/1.1 200 OK\r\nSet-Cookie: key=%b\r\nContent-Length: 0\r\n\r\n",
     "many headers": b"HTTP/1.1 200 OK\r\n" + b"X-A: %b\r\n" + b"X-B: 1\r\n" * 500 + b"Content-Length: 0\r\n\r\n",
 }
 

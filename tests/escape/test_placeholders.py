@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -58,20 +59,31 @@ async def pass_on(lent: CredentialInjector, url: str, **asked: Any) -> EgressAtt
     return attempt
 
 
-@pytest.mark.parametrize("begin", ["Bearer ", ""])
-async def test_a_placeholder_where_the_key_stands_becomes_the_key(wires: Cable, begin: str) -> None:
-    """The header is not told to be left out, and an echo is replaced."""
+TAKEN = {
+    "bearer": (lambda p: f"Bearer {p}", f"Bearer {KEY}"),
+    "token": (lambda p: f"token {p}", f"token {KEY}"),
+    "alone": (lambda p: p, f"Bearer {KEY}"),
+    "basic": (lambda p: basic("x-access-token", p), basic("x-access-token", KEY)),
+    "basic, the user": (lambda p: basic(p, ""), basic(KEY, "")),
+}
+
+
+@pytest.mark.parametrize(("say", "sent"), TAKEN.values(), ids=TAKEN)
+async def test_a_placeholder_where_the_key_stands_becomes_the_key(wires: Cable, say: Any, sent: str) -> None:
+    """In the ways in which clients say it; the header is not told to be left out, and an echo is replaced."""
     lent, held = await lender()
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]
         requests: list[bytes] = []
-        await net.serve(SITE, 443, answering(ok(KEY.encode()), requests), name=API)
+        await net.serve(SITE, 443, answering(ok(sent.encode()), requests), name=API)
         fetched = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me",
-                              headers=[("authorization", begin + held)])  # fmt: skip
-    assert f"Authorization: Bearer {KEY}\r\n".encode() in requests[0]
+                              headers=[("authorization", say(held))])  # fmt: skip
+    assert f"Authorization: {sent}\r\n".encode() in requests[0]
     assert held.encode() not in requests[0]
     assert requests[0].lower().count(b"authorization:") == 1
-    assert fetched.body == b"[credential tracker]"
+    assert KEY.encode() not in fetched.body
+    assert KEY not in sent or fetched.body == sent.replace(KEY, "[credential tracker]").encode()
+    assert b"[credential tracker]" in fetched.body
     assert fetched.head.said["dropped"] == ()
     assert [each.credential for each in net.attempts] == ["tracker"]
 
@@ -128,6 +140,7 @@ async def test_a_key_is_written_as_clients_write_it(changed: dict[str, str], sai
 
 OWN = ("authorization", "Bearer P")
 STRAYS: list[tuple[str, dict[str, Any], bool, bool]] = [
+    ("/v1/me", {}, False, False),
     ("/v1/me", {"headers": [("authorization", "Bearer ghp_" + "x" * 36)]}, False, False),
     ("/v1/me", {"headers": [OWN]}, True, False),
     ("/v1/me", {"headers": [OWN, ("accept", "P")]}, True, True),
@@ -161,6 +174,43 @@ async def test_a_placeholder_that_gets_no_key_strays(
     assert attempt.credential == ("tracker" if takes and host == API else None)
     assert (attempt.sent_target is None) == (attempt.credential is None)
     assert attempt.strayed == ("tracker" if strays or (takes and host != API) else None)
+
+
+MISPLACED: dict[str, tuple[str, Sequence[tuple[str, str]], bytes]] = {
+    "another header": ("/v1/me", [("user-agent", "P")], b""),
+    "a header beside others": ("/v1/me", [("authorization", "Bearer P"), ("authorization", "Bearer x")], b""),
+    "with more behind it": ("/v1/me", [("authorization", "Bearer P, x")], b""),
+    "another scheme": ("/v1/me", [("authorization", "Digest P")], b""),
+    "basic with an odd user": ("/v1/me", [("authorization", basic("a b\r\nX: y", "P"))], b""),
+    "a path": ("/v1/P", [], b""),
+    "a query": ("/v1/me?key=P", [], b""),
+    "a body": ("/v1/me", [], b"P"),
+    "another path of the host": ("/v2/me", [("authorization", "Bearer P")], b""),
+    "another call's": ("/v1/me", [("authorization", "Bearer " + make_placeholder(KEY))], b""),
+    "nothing": ("/v1/me", [], b""),
+}
+
+
+@pytest.mark.parametrize(("path", "headers", "body"), MISPLACED.values(), ids=MISPLACED)
+@pytest.mark.parametrize("host", [API, ELSEWHERE])
+async def test_a_placeholder_anywhere_else_stays_what_it_is(
+    wires: Cable, host: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+) -> None:
+    """Neither server gets the key; the control is that the right place still does, in the same call."""
+    lent, held = await lender()
+    async with internet(wires) as net:
+        net.zone |= {API: [[SITE]], ELSEWHERE: [[OTHER]]}
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(b""), requests), name=API)
+        await net.serve(OTHER, 443, answering(ok(b""), requests), name=ELSEWHERE)
+        gate = net.gate(*RULES, lender=lent)
+        said = [(name, value.replace("P", held) if "Basic" not in value else value) for name, value in headers]
+        await fetch(gate, f"https://{host}{path.replace('P', held)}", method="POST" if body else "GET",
+                    headers=said, body=body.replace(b"P", held.encode()))  # fmt: skip
+        assert KEY.encode() not in b"".join(requests)
+        await fetch(gate, f"https://{API}/v1/me", headers=[("authorization", f"Bearer {held}")])
+        assert KEY.encode() in requests[-1]
+    assert [each.credential for each in net.attempts][-1] == "tracker"
 
 
 async def test_of_two_keys_for_a_host_the_one_is_added_whose_placeholder_was_sent(wires: Cable) -> None:
@@ -210,7 +260,7 @@ def test_a_placeholder_looks_like_its_key_and_holds_nothing_of_it() -> None:
 async def test_a_placeholder_that_strays_is_an_alarm(
     wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another header, encoded, to another host, in output and as a value; each its own call.
+    """In another header, a path, a query, a body, to another host, in output, encoded; each its own call.
 
     The control: a call that uses it where it belongs raises none.
     """
@@ -227,7 +277,9 @@ def ask(url, **given):
     right = f'ask("https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})'
     strays = {
         f'ask("https://{API}/v1/me", headers={{"User-Agent": held}})': "request",
+        f'ask("https://{API}/v1/" + held)': "request",
         f'ask("https://{API}/v1/me?q=" + base64.b64encode(held.encode()).decode())': "request",
+        f'ask("https://{API}/v1/me", data=held.encode())': "request",
         f'ask("https://{ELSEWHERE}/v1/me", headers={{"Authorization": "Bearer " + held}})': "request",
         "print(held)": "stdout",
         "held[::-1]": "value",

@@ -163,6 +163,17 @@ async def test_names_of_changed_files_hold_none_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.driver("bubblewrap")
+async def test_arguments_that_are_kept_hold_none_either(tmp_path: Path) -> None:
+    """The program that was sent with it is recorded without, with the digest of what ran, and that it was replaced."""
+    _, _, log = await called(tmp_path, "bubblewrap", "", f"token = {TOKEN!r}\n")
+    assert TOKEN not in log
+    assert "token = '[secret: GitHub token]'" in log
+    (decided,) = [json.loads(line)["data"] for line in log.splitlines() if '"kind":"call.decided"' in line]
+    assert decided["redacted"] == {"GitHub token": 1}
+    assert decided["arguments_digest"] != digest(decided["arguments"])
+
+
+@pytest.mark.driver("bubblewrap")
 async def test_arguments_that_are_sealed_show_none_and_are_whole_for_who_has_the_key(tmp_path: Path) -> None:
     """Neither text nor base64 of the secret is in the log; another key opens nothing (the control)."""
     (_, public), (other, _), private = keys(tmp_path, "mine"), keys(tmp_path, "other"), tmp_path / "mine.pem"

@@ -54,6 +54,8 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     assert envelope["signatures"][0]["keyid"] == f"sha256:{key_id}"
     told = json.loads(payload)
     assert (kind, told["_type"]) == ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1")
+    assert told["predicateType"] == "https://glovebox.dev/attestation/call/v1"
+    assert all(set(each["digest"]) == {"sha256"} and each["name"] for each in told["subject"])
     kept = hashlib.sha256(b"kept").hexdigest()
     assert {"name": "artifact:a.txt", "digest": {"sha256": kept}, "uri": link.uri} in told["subject"]
     assert told["predicate"]["call"]["code"] == "sha256:" + hashlib.sha256(CODE.encode()).hexdigest()

@@ -127,8 +127,9 @@ def test_the_subjects_are_what_the_caller_can_read(sent: list[tuple[str, bytes]]
 @pytest.mark.parametrize("failure", ["full", "rename", "sync"])
 def test_files_that_were_not_published_are_no_subjects(failure: Failure, tmp_path: Path) -> None:
     """Each was checked, recorded and ready; then there was no room, or the disk failed under the second or the last."""
-    subjects, readable, links, _ = anyio.run(told, tmp_path, [("a.txt", b"1" * 9), ("b.txt", b"2" * 9)], failure)
+    subjects, readable, links, refused = anyio.run(told, tmp_path, [("a.txt", b"1" * 9), ("b.txt", b"2" * 9)], failure)
     assert subjects == readable == links == []
+    assert refused[0] == refused[1]
 
 
 @pytest.mark.parametrize("failure", ["", "cancelled after", "failed after"])

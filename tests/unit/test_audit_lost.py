@@ -134,7 +134,10 @@ async def test_a_disk_that_stays_full_is_for_the_next_server(directory: Path, mo
 
 
 def test_a_start_ends_the_calls_of_servers_that_are_gone(directory: Path) -> None:
-    denied, named = replace(decided("c_denied"), effect="deny"), replace(decided("c_2"), client="editor 2.0")
+    denied, named = (
+        replace(decided("c_denied"), effect="deny"),
+        replace(decided("c_2", "token:bob"), client="editor 2.0"),
+    )
     write(directory, decided("c_1"), named, started("c_2"), decided("c_3"), finished("c_3"), denied)
     write(directory, decided("c_4"), server="s_too")
     before = records(directory)
@@ -145,7 +148,7 @@ def test_a_start_ends_the_calls_of_servers_that_are_gone(directory: Path) -> Non
     assert [record.call_id for record in found] == ["c_1", "c_2", "c_4"]
     assert found[1].data == {
         "cause": "server", "reason": GONE, "run_by": "s_dead", "decided": before[1].time, "last": "sandbox.started",
-        "tool": "run_python", "principal": "local:0", "client": "editor 2.0",
+        "tool": "run_python", "principal": "token:bob", "client": "editor 2.0",
     }  # fmt: skip
     assert (found[1].server, found[2].server) == ("s_too", "s_new")
     assert verify(directory).ok

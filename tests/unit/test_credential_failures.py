@@ -77,6 +77,7 @@ async def test_a_folder_a_circle_and_a_closed_file_are_said(tmp_path: Path, monk
         ("#!/bin/sh\n", "did not print such JSON", "It prints JSON such as"),
         (f"#!/bin/sh\necho {KEY}", "did not print such JSON", "It prints JSON such as"),
         ("#!/bin/sh\necho '{}'", "did not print such JSON", "It prints JSON such as"),
+        ("#!/bin/sh\necho '[]'", "did not print such JSON", "It prints JSON such as"),
         ("#!/bin/sh\necho '{\"value\": 7}'", "did not print such JSON", "It prints JSON such as"),
         (_printing(expires="soon"), "did not print such JSON", "It prints JSON such as"),
         (_printing(expires=4_102_444_800), "did not print such JSON", "It prints JSON such as"),

@@ -272,6 +272,27 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
             assert len(readings) == then
 
 
+async def test_a_source_that_never_gave_a_value_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that asks in a loop starts no storm of helpers; later it is tried again."""
+    now, readings = [datetime(2026, 1, 1, tzinfo=UTC)], list[str]()
+
+    async def failing(source: str) -> sources.CredentialValue:
+        readings.append(source)
+        raise unusable("its program ended with status 1", "Run it by hand.")
+
+    monkeypatch.setattr(sources, "read", failing)
+    async with anyio.create_task_group() as tasks:
+        keys = CredentialCache(tasks, clock=lambda: now[0])
+        for _ in range(10):
+            with pytest.raises(DiagnosedError):
+                await keys.value("exec:/helper")
+        assert len(readings) == 1
+        now[0] += sources.AGAIN
+        with pytest.raises(DiagnosedError):
+            await keys.value("exec:/helper")
+        assert len(readings) == 2
+
+
 async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(tmp_path: Path) -> None:
     """Those used last of each source: an old one may still be valid, in results and in what servers answer."""
     values = [f"{KEY}{n}" for n in range(sources.KEPT + 1)]
@@ -366,19 +387,31 @@ def test_a_credential_that_could_not_be_kept_is_no_part_of_a_profile(changed: di
         Credential.model_validate(given | changed)
 
 
-async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(program: Program) -> None:
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("exit 3", "its program ended with status 3"),
+        ("sleep 60", "its program did not end within 0.3 seconds"),
+        (f"echo 'token: {KEY}'", "its program did not print such JSON as it has to"),
+        (f'echo \'{{"value": "{KEY}", "expires": "2001-01-01T00:00:00Z"}}\'', "what its program printed has expired"),
+    ],
+    ids=["fails", "hangs", "garbage", "expired"],
+)
+async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
+    program: Program, monkeypatch: pytest.MonkeyPatch, lines: str, reason: str
+) -> None:
     """What a call is told; the value is in none of it. The control: a source that is mended gives the value."""
-    source = program(f"echo 'token: {KEY}'")
-    lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=source)
-    injector = CredentialInjector(credentials=(lent,), read=read)
+    monkeypatch.setattr(sources, "SECONDS", 0.3)
+    lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=program(lines))
     with pytest.raises(RefusedError) as refused:
-        await injector.read_value(lent)
+        await CredentialInjector(credentials=(lent,), read=read).read_value(lent)
     assert refused.value.rule == "egress.credential"
-    assert refused.value.reason.startswith("The credential tracker cannot be used: its program did not print such JSON")
+    assert refused.value.reason == f"The credential tracker cannot be used: {reason}."
     assert refused.value.hint.startswith("The operator must act. ")
     assert KEY not in f"{refused.value}{refused.value.hint}"
+    monkeypatch.setattr(sources, "SECONDS", 10.0)
     program(f"echo '{json.dumps({'value': KEY})}'")
-    assert await injector.read_value(lent) == KEY
+    assert await CredentialInjector(credentials=(lent,), read=read).read_value(lent) == KEY
 
 
 def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -> None:

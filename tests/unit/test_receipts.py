@@ -4,20 +4,24 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fixtures import receipt_fields
 from tests.fixtures.audit_logs import log_lines
-from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, finished, profile, public, receipt_log, said
+from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, finished, profile, public, receipt_log, said
 
 from glovebox_audit import read
-from glovebox_audit.chain import EvidenceError, canonical
+from glovebox_audit.chain import EvidenceError, canonical, draft
 from glovebox_audit.events import ArtifactCollected, CallCancelled, CallFailed
 from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse, statement
 from glovebox_audit.receipts.statement import of_call, verify
+from glovebox_server.calls import Decision
+from glovebox_server.guards.journal import journal
+from glovebox_server.receipts.recorder import _asked
 
 
 async def test_what_is_signed_is_what_dsse_says() -> None:
@@ -62,6 +66,37 @@ async def test_it_binds_everything_the_log_says_of_the_call(tmp_path: Path) -> N
     assert predicate["server"] == {"version": "1.2", "id": "g1"}
 
 
+async def test_the_control_it_verifies_with_and_without_its_log(tmp_path: Path) -> None:
+    """What every refusal below is held against; a line feed at the end of the file is fine."""
+    async with receipt_log(tmp_path) as harness:
+        receipt = await harness.receipt()
+        content = harness.content()
+    assert verify(content, public()).digest == receipt.digest
+    assert verify(content + b"\n", public(), tmp_path).digest == receipt.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda each: each["predicate"]["outcome"].update(exit_code=1), "signature does not fit"),
+        (lambda each: each["predicate"]["withheld"].clear(), "signature does not fit"),
+        (lambda each: each["subject"].pop(0), "signature does not fit"),
+    ],
+)
+async def test_a_tampered_receipt_is_refused(
+    change: Callable[[dict[str, Any]], object], reason: str, tmp_path: Path
+) -> None:
+    """A word of the statement was changed, and nothing else."""
+    async with receipt_log(tmp_path) as harness:
+        await harness.receipt()
+        content = harness.content()
+    told = said(content)
+    change(told)
+    envelope = {**json.loads(content), "payload": base64.b64encode(json.dumps(told).encode()).decode()}
+    with pytest.raises(EvidenceError, match=reason):
+        verify(canonical(envelope), public())
+
+
 async def test_a_receipt_of_another_key_is_refused(tmp_path: Path) -> None:
     """Also where it claims our key's id; a key id may hold anything, and is told in escapes."""
     async with receipt_log(tmp_path, OTHER) as harness:
@@ -74,6 +109,10 @@ async def test_a_receipt_of_another_key_is_refused(tmp_path: Path) -> None:
     envelope["signatures"][0]["keyid"] = dsse.key_id(public())
     with pytest.raises(EvidenceError, match="the signature does not fit"):
         verify(canonical(envelope), public())
+    async with receipt_log(tmp_path) as one:
+        await one.receipt()
+        envelope = json.loads(one.content())
+    assert verify(canonical(envelope), public()), "control: it holds as it is"
     envelope["signatures"][0]["keyid"] = "\x1b[2J\x1b]0;owned\x07"
     with pytest.raises(EvidenceError, match="another key") as refused:
         verify(canonical(envelope), public())
@@ -236,6 +275,14 @@ async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None
     assert len(told["subject"]) == dsse.MAX_SUBJECTS + 2
     assert told["predicate"]["unlisted"] == 1024 - dsse.MAX_SUBJECTS
     assert len(content) < dsse.MAX_BYTES - 2048
+
+
+def test_a_program_that_is_no_utf8_has_a_digest() -> None:
+    """A lone surrogate in the code is no reason to have no receipt."""
+    call = call_of(code="'\udcff'")
+    allowed = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="")
+    decided = draft(journal.decided(call, allowed, keep_arguments=False)).data
+    assert _asked(call, decided)["code"].startswith("sha256:")
 
 
 async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
