@@ -174,6 +174,15 @@ async def test_arguments_that_are_kept_hold_none_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize(("redact", "refused"), [("refuse", True), ("none", False)])
+async def test_a_secret_in_a_name_is_one_of_the_output(redact: str, refused: bool, tmp_path: Path) -> None:
+    """So nothing comes back where the profile says so; where it says that all may come, it does (the control)."""
+    result, _, log = await called(tmp_path, "bubblewrap", f"[result]\nredact = '{redact}'\n", NAMED.format(repr(TOKEN)))
+    assert (result.failed, TOKEN in whole(result)) == (refused, not refused)
+    assert (TOKEN in log) is not refused
+
+
+@pytest.mark.driver("bubblewrap")
 async def test_arguments_that_are_sealed_show_none_and_are_whole_for_who_has_the_key(tmp_path: Path) -> None:
     """Neither text nor base64 of the secret is in the log; another key opens nothing (the control)."""
     (_, public), (other, _), private = keys(tmp_path, "mine"), keys(tmp_path, "other"), tmp_path / "mine.pem"

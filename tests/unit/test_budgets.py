@@ -6,22 +6,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
+from click.testing import CliRunner
 from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import OUTCOME, Guest
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_profiles.policy.model import Budget, Rate
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, SandboxError
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
+from glovebox_server.cli.main import main
 from glovebox_server.core.call import Attempt, CallDeniedError
 from glovebox_server.egress.gate import Traffic
 from glovebox_server.errors import StoreError
+from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
@@ -196,6 +200,7 @@ async def test_output_that_is_in_an_artifact_counts_as_if_it_were_told(scene: Sc
     assert before["b disclosed_bytes"] - after["b disclosed_bytes"] == told + 100_000 - MAX_OUTPUT
     used = [before[f"b {name}"] - after[f"b {name}"] for name in ("calls", "failures", "artifacts")]
     assert used == [1, 0, 1]
+    assert 0 <= before["b wall_seconds"] - after["b wall_seconds"] < 1
 
 
 async def test_failures_are_counted_and_refused(scene: Scene, tmp_path: Path) -> None:
@@ -224,6 +229,42 @@ async def test_a_cancelled_call_counts_the_most_that_it_could_have_told(scene: S
     assert left["b calls"] == 8
     assert left["b disclosed_bytes"] == 10**9 - 2 * profile.limits.stream
     assert left["b wall_seconds"] > 899
+
+
+async def test_a_call_whose_sandbox_died_counts_the_most_that_it_could_have_told(scene: Scene, tmp_path: Path) -> None:
+    """As a cancelled one: what it printed may have been read; one failure, and the time at most that it could take."""
+
+    async def dies(guest: Guest) -> None:
+        guest.channel.to_host.close()
+
+    scene.driver.script = dies
+    every = budget(calls=9, failures=9, disclosed_bytes=10**9, artifacts=999, wall_seconds=900)
+    async with spending(scene, tmp_path, every) as spent:
+        with pytest.raises(SandboxError, match="ended without an outcome"):
+            await spent.call()
+        left = await spent.left()
+    limits = scene.guards.rights_of(ME).profiles["run_python"].limits
+    assert (left["b calls"], left["b failures"]) == (8, 8)
+    assert left["b disclosed_bytes"] == 10**9 - 2 * limits.stream
+    assert left["b artifacts"] == 999 - limits.output.files
+    assert left["b wall_seconds"] > 899
+
+
+async def test_a_call_that_could_not_start_tells_nothing_and_counts_no_more_seconds_than_it_had(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.driver.problem = RuntimeError("no sandbox")
+    times = count(anyio.current_time(), 5_000)
+    monkeypatch.setattr(anyio, "current_time", lambda: next(times))
+    each = budget(calls=9, failures=9, disclosed_bytes=10**9, artifacts=9, wall_seconds=10_000)
+    async with spending(scene, tmp_path, each) as spent:
+        with pytest.raises(RuntimeError, match="no sandbox"):
+            await spent.call()
+        monkeypatch.undo()
+        left = await spent.left()
+    seconds = scene.guards.rights_of(ME).profiles["run_python"].limits.wall_seconds
+    assert left.pop("b wall_seconds") == 10_000 - seconds
+    assert left == {"b calls": 8, "b failures": 8, "b disclosed_bytes": 10**9, "b artifacts": 9}
 
 
 async def test_a_call_that_is_reserved_and_then_denied_spends_nothing(scene: Scene, tmp_path: Path) -> None:
@@ -364,13 +405,43 @@ async def test_nothing_is_opened_where_nobody_has_a_budget(scene: Scene, tmp_pat
         assert os.path.lexists(tmp_path / "governance" / "budgets.sqlite")
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all"])
-async def test_a_damaged_file_opens_no_budgets_and_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "governance" / store.NAME
-    path.parent.mkdir(mode=0o700)
-    path.write_bytes(content)
-    path.chmod(0o600)
-    with pytest.raises(StoreError, match="it is damaged"):
-        async with budgeting.opened(tmp_path):
-            pass
+@pytest.mark.parametrize("content", [b"", b"no database at all", None])
+def test_a_damaged_file_starts_no_server_and_is_left_as_it_is(content: bytes | None, tmp_path: Path) -> None:
+    """The operator reads the fix; the control, without a file, starts."""
+    (tmp_path / "policy.toml").write_text(POLICY)
+    path = tmp_path / "state" / "governance" / "budgets.sqlite"
+    if content is not None:
+        path.parent.mkdir(parents=True, mode=0o700)
+        path.parent.parent.chmod(0o700)
+        path.write_bytes(content)
+        path.chmod(0o600)
+    options = ["--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.toml")]
+    arguments = ["call", "fetch_url", "--args", '{"url": "https://example.com/"}', *options]
+    done = CliRunner().invoke(main, arguments)
+    if content is None:
+        assert "Refused (role.tools)" in done.stdout
+        return
+    assert done.exit_code == UNAVAILABLE
+    assert "it is damaged" in done.stderr
+    assert f"put a whole copy of {path} back" in done.stderr
     assert path.read_bytes() == content
+
+
+POLICY = """\
+version = 1
+default = "any"
+
+[roles.any]
+tools = ["run_python"]
+
+[[roles.any.budget]]
+name = "calls-a-day"
+per = "principal"
+every = "day"
+calls = 1
+
+[[example]]
+principal = "token:a"
+call = { tool = "fetch_url", arguments = { url = "https://example.com/" } }
+expect = "deny"
+"""

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import sys
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from tests.fixtures.secret_formats import rows as measured
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown, SkippedFile
 from glovebox_server.guards.redaction import guard as masking
 from glovebox_server.guards.redaction import patterns
-from glovebox_server.guards.redaction.detector import Forms, KeyMasker, derive_forms
+from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms
 from glovebox_server.guards.redaction.guard import (
     LOOP_BYTES,
     LiveOutput,
@@ -32,7 +33,7 @@ from glovebox_server.guards.redaction.guard import (
     mask_text,
     mask_value,
 )
-from glovebox_server.guards.redaction.patterns import MAX_KEY, PATTERNS, find_secrets
+from glovebox_server.guards.redaction.patterns import MAX_KEY, MAX_PLACES, PATTERNS, find_secrets
 
 ROOT = Path(__file__).parents[2]
 RATES = (ROOT / "docs/operate/secret-rates.csv").read_text(encoding="utf-8").splitlines()
@@ -180,10 +181,21 @@ async def test_values_that_the_server_holds_are_replaced_however_they_are_writte
         assert clean.stdout.text.endswith(" né")
     same, count = await mask_outcome(an_outcome(other), known)
     assert (same.stdout.text, count) == (other, {})
+    texts = [value[:15] + " " * (MAX_HELD + 1) + value[15:], value[:15], value[15:] + " and so on", value]
+    clean, count = await mask_outcome(an_outcome(value=texts), known)
+    replaced = "[credential of the server]"
+    assert (clean.value, count) == ([replaced, texts[1], texts[2], replaced], {"credential of the server": 2})
 
 
 def test_a_flood_of_words_is_bounded_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many places that must be looked around, the rest is withheld; the control is one place less."""
+    flood = "PRIVATE KEY " * (MAX_PLACES + 10) + POSITIVES[20]
+    began = time.process_time()
+    count: Counter[str] = Counter()
+    clean = mask_text(flood, {}, count)
+    assert time.process_time() - began < 2
+    assert count
+    assert POSITIVES[20][40:80] not in clean
     many = "\n".join([POSITIVES[0]] * 10_000)
     assert POSITIVES[0][-20:] not in mask_text(many, {}, Counter())
     monkeypatch.setattr(patterns, "MAX_PLACES", 20)
@@ -292,7 +304,8 @@ async def test_rules_hear_of_raw_output_that_may_hold_a_secret_and_that_nothing_
     hook, outcome = AsyncMock(), an_outcome(stdout, value=value)
     now = await _masked("mask", derive_forms("of the server", "a" * 16), hook, *observers)
     now.rights.credentials = ()  # so that nothing is looked up of keys
-    assert (await now.transforms[0](outcome, True)).value == value
+    clean = await now.transforms[0](outcome, True)
+    assert (_TOKEN in str(clean), clean.value) == (False, value)
     assert hook.await_args_list == [call("request", outcome)] * heard
 
 
@@ -334,6 +347,7 @@ async def test_a_private_key_with_a_text_for_each_line_is_replaced() -> None:
         assert [each for each in others if json.dumps(each) not in json.dumps(clean.value)] == []
     without = [line for line in lines if "PRIVATE" not in line]
     assert await mask_value(without, {}) == (without, {})
+    assert (await mask_outcome(an_outcome(value=without), {}))[0].value == without
 
 
 async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
