@@ -1,5 +1,6 @@
 """More ways to stretch a yes: what is nearly the same, what is swapped meanwhile, and who comes at the same time."""
 
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt, validate_arguments
+from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.question import Question
+from glovebox_server.guards.approvals.question import Question, canonical
 from glovebox_server.guards.approvals.rules import Escalation
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.tools import TOOLS
 
+ACCENTED = "print('caf\u00e9 \ufb01')"
 ONE, OTHER = (Input(name=f"{name}.txt", uri=f"artifact://{name}", sha256=name * 64, bytes=1) for name in "ab")
 
 
@@ -28,6 +31,18 @@ async def _asks_anew(desk: Desk, made: Attempt, question: Question) -> None:
     found = await desk.approvals.consult(made, None)
     assert isinstance(found, Question)
     assert found.id != question.id
+
+
+@pytest.mark.parametrize("form", ["NFD", "NFKC", "NFKD"])
+async def test_a_program_in_another_unicode_form_is_another(form: Any, desk: Desk) -> None:
+    """What looks the same, and what Python reads as the same name; the control is the one that was shown."""
+    made = proposal(ACCENTED)
+    question = await desk.asked(made)
+    await desk.answer(question)
+    other = unicodedata.normalize(form, ACCENTED)
+    assert other != ACCENTED
+    await _asks_anew(desk, proposal(other), question)
+    assert (await desk.decided(again(made))).approval == question.id
 
 
 def _read(**raw: Any) -> Attempt:
@@ -49,6 +64,15 @@ async def test_arguments_that_mean_the_same_are_one_call_and_run_once(desk: Desk
     assert (await desk.decided(same[1])).approval == question.id
     for each in same:
         await _asks_anew(desk, each, question)
+
+
+@pytest.mark.parametrize("value", [True, "1", [1]])
+def test_a_truth_is_no_number_of_seconds(value: Any) -> None:
+    """Python takes ``True`` for 1: neither does the tool, nor the digest. The control is the number."""
+    assert _read(code="1", timeout_seconds=1).request.arguments["timeout_seconds"] == 1
+    with pytest.raises(InvalidArgumentsError, match="timeout_seconds"):
+        _read(code="1", timeout_seconds=value)
+    assert canonical({"a": value}) != canonical({"a": 1})
 
 
 async def test_what_goes_in_is_bound_by_place_address_and_content(desk: Desk) -> None:
@@ -101,6 +125,32 @@ async def test_a_workspace_that_was_swapped_differs(swap: Callable[[Path], objec
     assert (await desk.decided(again(made))).approval == question.id
 
 
+async def test_a_profile_that_was_edited_meanwhile_is_another(desk: Desk) -> None:
+    """Also by one that says more in words alone; back as it was, its yes is good."""
+    made = proposal()
+    question = await desk.asked(made)
+    await desk.answer(question)
+    for edit in ({"limits": CallLimits(wall_seconds=61)}, {"description": "For another."}, {"risk": "medium"}):
+        await _asks_anew(desk, proposal(profile=ASKING.model_copy(update=edit)), question)
+    assert (await desk.decided(again(made))).approval == question.id
+
+
+async def test_a_clock_that_is_set_back_brings_no_yes_back(desk: Desk) -> None:
+    """One that was used, and one whose time is over; the control is a yes that is good, which stays so."""
+    used, late, good = (proposal(f"print({number})") for number in range(3))
+    questions = [await desk.asked(each) for each in (used, late)]
+    for each in questions:
+        await desk.answer(each)
+    await desk.decided(again(used))
+    desk.clock.pass_(601)
+    third = await desk.asked(good)
+    await desk.answer(third)
+    desk.clock.wall -= 10 * 365 * 86400
+    await _asks_anew(desk, again(used), questions[0])
+    await _asks_anew(desk, again(late), questions[1])
+    assert (await desk.decided(again(good))).approval == third.id
+
+
 async def _deny(desk: Desk, question: Question) -> str:
     try:
         return await desk.answer(question, allow=False)
@@ -146,6 +196,18 @@ async def test_of_a_no_and_retries_that_race_on_two_servers_one_is_first(tmp_pat
             assert not await _ran(desk, made)
             for left in _pending(desk):
                 await _deny(desk, left)
+
+
+async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(desk: Desk) -> None:
+    """Ids are compared whole: half of one, or more than one, answers nothing."""
+    made = proposal()
+    question = await desk.asked(made)
+    for identifier in (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00"):
+        with pytest.raises(RefusedError) as caught:
+            await desk.answer(replace(question, id=identifier))
+        assert caught.value.rule == "approval.unknown"
+    assert await desk.answer(question) == "allowed"
+    assert (await desk.decided(again(made))).effect == "allow"
 
 
 QUIET = ASKING.model_copy(update={"approval": "none"})

@@ -31,6 +31,7 @@ from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import Escalation
 from glovebox_server.guards.approvals.shown import shown
+from glovebox_server.guards.approvals.store import TRANSITIONS
 from glovebox_server.guards.budgets import budgets as budgeting
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
@@ -369,6 +370,12 @@ def test_a_rule_form_is_a_diff_that_a_person_makes() -> None:
     }
     for (what, target), diff in diffs.items():
         assert "\n".join(governing.permanent(what, target, "fetch_url")) == diff  # type: ignore[arg-type]  # a Literal
+
+
+def test_what_is_over_stays_over() -> None:
+    for state, _ in TRANSITIONS:
+        assert state not in ("used", "expired", "withdrawn")
+    assert ("denied", "allow") not in TRANSITIONS
 
 
 def test_demands_together_are_no_weaker_than_each() -> None:

@@ -1,5 +1,6 @@
 """Guards of approvals and lifts one by one: each of these tests fails without its guard alone."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import CallLimits, Network, Profile, digest
 from glovebox_profiles.policy.model import Approval, Budget, Lift
-from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt
 from glovebox_server.core.rights import Rights
@@ -110,6 +111,18 @@ async def test_a_program_uses_grants_of_hosts_alone_and_only_with_a_network(desk
     offline = _lifting(proposal(profile=QUIET))
     await _granted(desk, offline, HOST)
     assert (await desk.decided(again(offline))).grants == ()
+
+
+async def test_a_grant_of_one_thing_lifts_no_other(desk: Desk) -> None:
+    """Another budget is another question; the control is the one that was granted."""
+    made = proposal(profile=QUIET)
+    grant = await _granted(desk, made, SPENT)
+    seconds = replace(SPENT, target="seconds")
+    other = await desk.asked(but(again(made), escalation=seconds))
+    await desk.answer(other)
+    passed = await desk.decided(but(again(made), escalation=SPENT))
+    assert [each.approval for each in passed.grants] == [grant.id]
+    assert (await desk.decided(but(again(made), escalation=seconds))).approval == other.id
 
 
 async def test_a_program_is_lifted_by_the_grant_for_what_it_lacks_alone(desk: Desk) -> None:
@@ -279,6 +292,14 @@ def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> No
     asked = (("GET", "http://b.org:81/"), ("POST", "https://c.org/"), ("GET", "https://d.org/"))
     targets = [parse_url(*each) for each in asked]
     assert [each.target for each in governing.unnamed(targets, ONLINE, rights)] == ["https://d.org:443"]
+
+
+def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
+    offered: Callable[[Rights], tuple[str, ...]] = lambda rights: rights.offered(["fetch_url", "run_python"])  # noqa: E731
+    assert offered(_rights(QUIET)) == ("run_python",)
+    assert offered(replace(_rights(QUIET), role=None)) == ("fetch_url", "run_python")
+    denied = Refusal(rule="x", reason="", hint="")
+    assert offered(replace(_rights(QUIET), profiles=ProfileSet({}, {}), denial=denied)) == ()
 
 
 async def test_changes_of_files_need_a_yes_whatever_profile_and_policy_say(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from glovebox_profiles.policy.model import Approval
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt
+from glovebox_server.guards.admission.admission import WAIT_SECONDS
+from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Question
@@ -313,6 +315,17 @@ async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_p
         assert states == ["allowed"]
 
 
+async def test_nobody_waits_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.WAIT_SECONDS == WAIT_SECONDS
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
+    made = proposal()
+    question = await desk.asked(made)
+    with anyio.fail_after(30):
+        assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
+    assert (await desk.decided(again(made), settled="pending")).approval == question.id
+    assert await desk.answer(question) == "allowed"
+
+
 async def test_a_question_whose_only_caller_left_is_withdrawn(desk: Desk) -> None:
     """The control is one that another call has joined: that one stays."""
     for joined, state in ((False, "withdrawn"), (True, "pending")):
@@ -357,6 +370,7 @@ async def test_the_last_approved_program_comes_with_the_question(desk: Desk) -> 
     """For the difference that an approver sees; none before the first."""
     made = proposal("print(1)")
     await desk.answer(await desk.asked(proposal("print(0)")), allow=False)
+    await desk.asked(proposal("print(0.5)"))
     first = await desk.asked(made)
     assert first.last_approved is None
     await desk.answer(first)

@@ -99,6 +99,8 @@ def test_letters_that_look_like_others_are_named() -> None:
     }.items():
         said = f"Look closely: {holder} 1 character outside ASCII, which may look like others: а (U+0430)."
         assert said in unfolded(question)
+    added = replace(plain, subject=replace(plain.subject, changes=changes.replace("+path", "+pаth")))
+    assert "Look closely: what would change holds 1 character outside ASCII" in unfolded(added)
     turned = replace(plain, subject=replace(plain.subject, changes=changes.replace("path", "⟪U+202E⟫")))
     assert "others: ⟪U+202E⟫ (U+202E)." in unfolded(turned)
     assert f"and {100 - MAX_NAMED} more" in unfolded(asked("".join(chr(0x430 + n) for n in range(100))))

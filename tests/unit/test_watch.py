@@ -119,10 +119,12 @@ async def test_a_rule_that_is_switched_off_looks_for_nothing_any_more(tmp_path: 
 
 async def test_a_rule_that_is_off_does_nothing(tmp_path: Path) -> None:
     """Nor does it count: once it is on it begins anew. The controls are the tests of each."""
-    async with watching(tmp_path) as seen:
+    off: dict[str, WatchAction] = dict.fromkeys((name.replace("-", "_") for name in watch.RULES), "off")
+    async with watching(tmp_path, **off) as seen:
         call = a_call(arguments={"code": planted(tmp_path).marker})
         for action, times in (("off", 6 * watch.DENIALS_IN_A_ROW - 1), ("record", 1)):
-            seen.watch.act({**dict.fromkeys(watch.RULES, action), "canary": "off"})  # type: ignore[arg-type]  # a Literal
+            if action != "off":
+                seen.watch.act({**dict.fromkeys(watch.RULES, action), "canary": "off"})  # type: ignore[arg-type]  # a Literal
             for number in range(times):
                 await seen.watch.decided(call, decision("deny"), None)
                 await seen.watch.questioned(call)
@@ -297,6 +299,15 @@ async def test_a_canary_is_known_in_a_workspace_around_its_own(tmp_path: Path) -
         reads = a_call(tool="read_workspace_file", arguments={"path": "workspace/deploy.env"})
         await seen.watch.decided(reads, decision("allow"), tmp_path)
         assert [each[:2] for each in seen.alarms()] == [("canary", "stop")]
+
+
+async def test_a_canary_written_over_lines_in_arguments_stops_the_run(tmp_path: Path) -> None:
+    """The control is another text of that form."""
+    async with watching(tmp_path) as seen:
+        marker = planted(tmp_path).marker
+        for text, told in (("x" * 40, []), (marker, ["canary"])):
+            await seen.watch.decided(a_call(arguments={"code": "\n".join(text)}), decision("deny"), None)
+            assert [each[0] for each in seen.alarms()] == told
 
 
 async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
