@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -30,7 +31,7 @@ from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.guards.stops.stops import Stops, made
 from glovebox_server.guards.watch import watch
 from glovebox_server.guards.watch.canaries import Canary, plant
-from glovebox_server.guards.watch.watch import Watch
+from glovebox_server.guards.watch.watch import Watch, of_value
 
 __all__ = ["scene"]
 
@@ -400,6 +401,18 @@ async def test_a_canary_in_arguments_stops_the_run_and_is_repeated_nowhere(where
         refusal = seen.stops.refusal(a_call())
         assert refusal is not None
         assert canary.marker not in str(refusal)
+
+
+async def test_much_is_looked_through_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control is a letter less, which is looked through at once."""
+    async with watching(tmp_path) as seen:
+        planted(tmp_path)
+        run_sync = AsyncMock()
+        monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+        for more in (0, 1):
+            code = "x" * (watch.LOOP_BYTES + more - len(of_value({"code": ""})))
+            await seen.watch.decided(a_call(arguments={"code": code}), decision("allow"), None)
+            assert run_sync.await_count == more
 
 
 async def test_a_canary_on_its_way_out_is_not_dialled(tmp_path: Path) -> None:
