@@ -111,6 +111,9 @@ def test_where_one_budget_refuses_nothing_is_taken_of_another(kept: Kept, order:
     kept.settle(kept.reserve(*both))
     assert isinstance(kept.reserve(*both), Refusal)
     assert kept.left(*both) == {"one calls": 0, "many calls": 99}
+    asked = ReservationRequest(call_id="c", spender=ME, lines=lines_of(both[:1], ME), worst={"connections": 1})
+    assert kept.do(Ledger.spend, asked=asked) is None
+    assert kept.left(budget(both[0].name, connections=4)) == {f"{both[0].name} connections": 4}  # unbounded until now
 
 
 def test_calls_in_flight_hold_the_most_they_can_take(kept: Kept) -> None:
