@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess  # noqa: TID251 - a whole server process is what is tested
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -62,14 +61,11 @@ async def test_sigterm_ends_calls_streams_and_process(tmp_path: Path) -> None:
                 if mode == "auto":  # the handshake era has no such stream
                     tasks.start_soon(listening, client)
         await until(lambda: log.read_bytes().count(b"call.decided") == 4)
-        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         with anyio.fail_after(SECONDS):
             assert await process.wait() == 0
-        took = time.monotonic() - began
         tasks.cancel_scope.cancel()
     await process.aclose()
-    assert took < SECONDS
     assert sum("was ended: server stopping." in each for each in told) == 4, told
     assert (tmp_path / "ended").read_text() == "SIGTERM cancelled=4"
     assert log.read_bytes().count(b"call.cancelled") == 4

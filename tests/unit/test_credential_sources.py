@@ -82,7 +82,7 @@ async def test_a_program_that_hangs_ends_with_its_own(
     with pytest.raises(DiagnosedError, match=r"within 0\.3 seconds"):
         await read(program(f"sleep 60 & echo $! > {tmp_path}/child\nwait"))
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (status := Path(f"/proc/{child}/stat")).exists() and " Z " not in status.read_text():
         assert time.monotonic() < deadline
         await anyio.sleep(0.01)
@@ -106,7 +106,7 @@ async def test_nobody_waits_for_what_cannot_be_ended(
                 await read(source)
     itself = int((tmp_path / "itself").read_text())
     os.kill(itself, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{itself}").exists():
         assert time.monotonic() < deadline
         await anyio.sleep(0.01)

@@ -154,7 +154,7 @@ def test_a_child_that_waits_has_nothing_of_the_guests_and_runs_nothing_without_a
     child = children.fork(nothing, work)
     try:
         waits = f"/proc/{child.pid}/fd"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while len(found := os.listdir(waits)) != 6:  # noqa: PTH208 - it puts them into place
             assert time.monotonic() < deadline, found
         assert sorted(found) == ["0", "1", "2", "3", "4", "5"]
@@ -442,7 +442,7 @@ def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
     """As it goes on, in less than the 10 ms of other counts; 0 for one that is not there."""
     child = children.fork(nothing, refused)
     try:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while not (used := clock(child.pid)) and time.monotonic() < deadline:
             time.sleep(0.001)  # it has not run yet
         assert 0 < used <= clock(child.pid)
@@ -463,7 +463,7 @@ def test_a_programs_name_is_nothing_but_its_name() -> None:
         Path("/proc/self/comm").write_bytes(b"x\rVm")
         signal.pause()
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while b"x\rVm\n" not in Path(f"/proc/{pid}/status").read_bytes():
             assert time.monotonic() < deadline
         assert int(measure.status(measure.lines(f"/proc/{pid}/status"))["VmRSS"].split()[0]) > 1_000

@@ -9,7 +9,6 @@ import struct
 import subprocess  # noqa: TID251 - as a sandbox runs it, without what is imported here
 import sys
 import tarfile
-import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -236,11 +235,9 @@ def many_lines() -> bytes:
 
 @pytest.mark.parametrize("make", [looped_table, many_roots, many_lines])
 def test_what_leads_round_or_follows_the_end_costs_little(make: Callable[[], bytes]) -> None:
-    """Each takes a part of a second; where each step copies all that came before, or each root is read, minutes."""
+    """Each takes a part of a second; where each step copies what came before, or each root is read, it times out."""
     data = make()
-    began = time.process_time()
     scan(data, "a.patch" if data.startswith(b"diff") else "a.doc")
-    assert time.process_time() - began < 4
 
 
 BOMBS: dict[str, Callable[[], bytes]] = {
@@ -268,10 +265,7 @@ def test_a_bomb_costs_no_more_than_the_bound(name: str, monkeypatch: pytest.Monk
             purses.append(self)
 
     monkeypatch.setattr("glovebox_server.promotion.scanner.look.ScanBudget", Watched)
-    data = BOMBS[name]()
-    begun = time.process_time()
-    found = scan(data, "bomb")
-    assert time.process_time() - begun < 15
+    found = scan(BOMBS[name](), "bomb")
     (purse,) = purses
     assert purse.bytes >= -2 * 65536
     assert any("not" in each and "scanned" in each for each in found), found
@@ -328,9 +322,7 @@ def test_whatever_the_bytes_there_is_an_answer(
     for at, new, inserts in changes:
         place = at % (len(data) + 1)
         data[place : place if inserts else place + len(new)] = new
-    begun = time.process_time()
     found = scan(bytes(data[:cut]), name)
-    assert time.process_time() - begun < 10
     assert len(found) <= 1000
     assert all(isinstance(each, str) and len(each) <= 300 and each.isprintable() for each in found)
 
