@@ -6,9 +6,10 @@ import shlex
 import shutil
 import subprocess  # noqa: TID251 - the command of a user of its own
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner
@@ -74,15 +75,17 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """A machine whose service is known, for a user who names nothing."""
-    found = Machine(tmp_path)
-    for name in ("GLOVEBOX_STATE_DIR", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(state_directories, "MACHINE_FILE", found.file)
-    monkeypatch.setattr(state_directories, "_ROOT", os.geteuid())
-    return found
+    # Not in pytest's own directory, which each start of pytest on this machine closes to others.
+    with TemporaryDirectory(prefix="glovebox-machine-") as place:
+        found = Machine(Path(place))
+        for name in ("GLOVEBOX_STATE_DIR", "XDG_STATE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", f"{place}/home")
+        monkeypatch.setattr(state_directories, "MACHINE_FILE", found.file)
+        monkeypatch.setattr(state_directories, "_ROOT", os.geteuid())
+        yield found
 
 
 def live(place: Path, number: int) -> closing[LogFile]:
