@@ -17,7 +17,6 @@ import anyio
 import anyio.abc
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from tests.fixtures.callers import give_token
 from tests.perf.bare import environment
 from tests.perf.sides import OURS, Side
 
@@ -52,6 +51,11 @@ class Setup:
         if self.spans is None:
             return self.side.command(*arguments)
         return [self.side.python, "-m", "tests.perf.serving", str(self.spans), *arguments]
+
+    def make_token(self, name: str = "default") -> str:
+        """Have the revision make a token, in its own format."""
+        made = ("token", "create", name, "--json", "--state-dir", str(self.directory / "state"))
+        return str(json.loads(self.side.said(self.side.command(*made)))["token"])
 
     def write(self) -> None:
         """Make the directory, with the shipped profiles of the revision, changed to this driver and this start."""
@@ -130,7 +134,7 @@ class Listening:
 async def over_http(setup: Setup) -> AsyncIterator[Listening]:
     """A server for any number of callers; ends it by SIGTERM."""
     setup.write()
-    token = give_token(setup.directory / "state")
+    token = setup.make_token()
     log = setup.directory / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once

@@ -19,7 +19,6 @@ from typing import Any
 import anyio
 from rich.console import Console
 from rich.table import Table
-from tests.fixtures.callers import kept
 from tests.perf import clients, machine, sides
 from tests.perf.bare import CODE, PRINTED
 from tests.perf.clients import Caller, Listening, Setup, succeeded
@@ -123,13 +122,7 @@ async def crowd(listening: Listening, token: str, kind: Kind) -> AsyncIterator[N
 
 async def measured(setup: Setup, kinds: Sequence[str], rounds: int, console: Console) -> list[Kind]:
     """Every kind, its rounds one after another on one server."""
-    other = setup.directory / "state" / "tokens" / "other"
-    other.parent.parent.mkdir(mode=0o700, parents=True)
-    other.parent.mkdir(mode=0o700)
-    for name in ("default", other.name):
-        place = other.with_name(name)
-        place.touch(mode=0o600)
-        place.write_text(kept(f"gbx_{name}_{'0' * 40}"))
+    other = setup.make_token("other")
     found = [Kind(name=name) for name in kinds]
     async with clients.over_http(setup) as listening:
         for kind in found:
@@ -137,7 +130,7 @@ async def measured(setup: Setup, kinds: Sequence[str], rounds: int, console: Con
                 async with AsyncExitStack() as stack:
                     peer = Peer(await stack.enter_async_context(listening.connected()), kind)
                     kind.alone.append(await peer.times(CALLS))
-                    async with crowd(listening, other.read_text().strip(), kind):
+                    async with crowd(listening, other, kind):
                         kind.beside.append(await peer.times(CALLS))
             said = kind.as_json()
             alone, beside = (said[half]["p50"] for half in ("alone", "beside"))
