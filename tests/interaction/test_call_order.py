@@ -64,7 +64,7 @@ HELD_ELSEWHERE: Final = {
     ),
     4: ("tests/interaction/test_refused_requests.py::test_what_a_client_gets_wrong_is_counted_on_every_way_in",),
     5: (
-        "tests/escape/test_stopped_calls.py::test_a_stopped_run_ends_in_time_and_no_other_does",
+        "tests/escape/test_stopped_calls.py::test_a_stopped_run_ends_and_no_other_does",
         "tests/interaction/test_stopped_clients.py::test_a_stop_ends_the_call_that_runs_and_refuses_the_next",
     ),
     6: (

@@ -18,8 +18,6 @@ from glovebox_server.cli.main import main
 
 __all__ = ["directories"]
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
-BOUND = 3.0
-"""Seconds in which a stopped call has ended for its client; the promise itself is held by ``test_stopped_calls``."""
 LONG = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
 
 
@@ -44,7 +42,7 @@ def refusal(result: types.CallToolResult) -> dict[str, Any]:
 async def test_a_stop_ends_the_call_that_runs_and_refuses_the_next(
     transport: Transport, era: Era, directories: list[str], tmp_path: Path
 ) -> None:
-    """In time, as a refusal that both know as one, until it is resumed; the control is before and after."""
+    """As a refusal that both know as one, until it is resumed; the control is before and after."""
     ended: list[types.CallToolResult] = []
     begun = anyio.Event()
 
@@ -63,9 +61,7 @@ async def test_a_stop_ends_the_call_that_runs_and_refuses_the_next(
                 await begun.wait()
             words = ("stop", "--tool", "run_python", "--because", "It runs in circles")
             said = await anyio.to_thread.run_sync(lambda: command(directories, *words))
-            stopped = anyio.current_time()
         assert f"in {Path(directories[-1])} (1 live server: process " in said
-        assert anyio.current_time() - stopped < BOUND
         found = refusal(ended[0])
         assert found["rule"] == "stop"
         assert found["reason"] == "This tool is stopped: It runs in circles."

@@ -39,10 +39,13 @@ BOUND: Mapping[str, float] = {"bubblewrap": 1.0, "gvisor": 3.0, "docker": 3.0}
 """Seconds that a call may go on after its stop, by driver."""
 WORKERS = 2
 RUNS = 3  # runs of each worker, each with one call under way
-SETTLED_SECONDS = 0.7  # a stop comes within so long after its run's call was submitted: while it waits, starts, or runs
+STAGES = ("begun", "starts", "runs")
+"""After which word of a run's its stop comes, in turn: the call waits, its sandbox is started, or its program runs."""
+SETTLED_SECONDS = 0.2  # a stop comes within so long after that
 LONG = """
 import ctypes
 ctypes.CDLL(None).prctl(15, b"{mark}")
+print(flush=True)
 while True:
     pass
 """
@@ -98,24 +101,26 @@ class _Party:
     drawn: random.Random
     left: int  # stops that are still to be made
     found: Found
-    stopped: dict[str, float] = field(default_factory=dict)  # when each run was stopped
+    stopped: dict[str, tuple[str, float]] = field(default_factory=dict)  # by which stop each run was, and when
 
     async def over(self, words: list[str]) -> None:
         """Start a worker, stop its runs until there were enough and all have ended, and have it end."""
         async with await anyio.open_process(words, stderr=None) as process, anyio.create_task_group() as stopping:
             assert process.stdout is not None
             assert process.stdin is not None
-            lines, waiting, well = BufferedByteReceiveStream(process.stdout), set[str](), 0
-            while self.left or waiting or not well:
+            lines, waiting, well = BufferedByteReceiveStream(process.stdout), dict[str, str](), 0
+            while not self.found.others and (self.left or waiting or not well):
                 line = json.loads(await lines.receive_until(b"\n", 1 << 16))
-                if line["what"] == "begun" and self.left:
+                run, what = line["run"], line["what"]
+                if what == "begun" and self.left:
                     self.left -= 1
-                    waiting.add(line["run"])
-                    stopping.start_soon(self._stop, line["run"])
-                elif line["what"] == "ended":
+                    waiting[run] = STAGES[self.left % len(STAGES)]
+                if what == waiting.get(run):
+                    stopping.start_soon(self._stop, run)
+                elif what == "ended":
                     self._note(line)
-                    waiting.discard(line["run"])
-                well += line["what"] == "well"
+                    waiting.pop(run, None)
+                well += what == "well"
             self.found.bystanders += well
             await process.stdin.aclose()
             with suppress(anyio.EndOfStream):
@@ -127,7 +132,9 @@ class _Party:
         if line["rule"] != "stop" or run not in self.stopped:
             self.found.others.append(f"{run}: {line}")
             return
-        seconds = line["at"] - self.stopped[run]
+        stop, began = self.stopped[run]
+        stops_of(self.settings.state_dir).remove(stop)
+        seconds = line["at"] - began
         self.found.stops += 1
         self.found.seconds.append(seconds)
         if seconds > self.bound:
@@ -137,10 +144,8 @@ class _Party:
         await anyio.sleep(self.drawn.uniform(0, SETTLED_SECONDS))
         files = stops_of(self.settings.state_dir)
         stop = new_stop("run", run, because="drawn", by="local:0", made=datetime.now(UTC))
-        self.stopped[run] = time.monotonic()
+        self.stopped[run] = (stop.id, time.monotonic())
         await anyio.to_thread.run_sync(files.add, stop.id, stop.encoded())
-        await anyio.sleep(2 * self.bound)
-        await anyio.to_thread.run_sync(files.remove, stop.id)
 
 
 def _settings(place: Path) -> Settings:
@@ -161,13 +166,27 @@ async def _work(place: Path, number: int) -> None:
         tasks.cancel_scope.cancel()
 
 
+class _Told(Heard):
+    """Says how far a run's call has come."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def progress(self, message: str) -> None:
+        if message == "Getting a sandbox":
+            _say(what="starts", run=self._run)
+
+    def printed(self, _text: str) -> None:
+        _say(what="runs", run=self._run)
+
+
 async def _one_after_another(app: App, number: int) -> None:
     who = Principal(id=f"token:w{number}", transport="cli")
     while True:
         run = f"r_{new_call_id()[2:]}"
         _say(what="begun", run=run)
         mark = run[-15:]
-        result = await app.broker.submit(who, "run_python", {"code": LONG.format(mark=mark)}, Heard(), run=run)
+        result = await app.broker.submit(who, "run_python", {"code": LONG.format(mark=mark)}, _Told(run), run=run)
         await until(lambda: not _lives(mark))  # noqa: B023 - awaited here
         refused = result.structured.get("refused") or {}
         _say(what="ended", run=run, rule=refused.get("rule"), at=time.monotonic())
