@@ -140,7 +140,7 @@ class _Search:
         for at, path in enumerate(files):
             letter, text = _text(walk.place(path), self._needle)
             letters += letter
-            for match in self._matches(paths.display_name(path), text):
+            for match in self._matches(paths.display_name(path), text) if text else ():
                 texts = [match["path"], match["text"], *match.get("before", ()), *match.get("after", ())]
                 cost = _OVERHEAD + sum(_PER_TEXT + wording.cost(each) for each in texts)
                 found.append((at, cost, match))
