@@ -16,8 +16,8 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 22,  # 40
-    "product_lines": 50_572,  # 52,000
-    "code_lines": 34_830,  # 35,000
+    "product_lines": 50_592,  # 52,000
+    "code_lines": 34_844,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 10,  # 15

@@ -47,7 +47,7 @@ PathPattern = Annotated[str, reads(_require_path_pattern)]
 _LISTED = Field(strict=False, min_length=1)
 
 
-class EgressRule(BaseModel, extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True):
+class EgressRule(BaseModel, extra="forbid", strict=True, frozen=True):
     """One entry of a profile's `network.allow`, such as `{ host = "pypi.org", paths = ["/simple/*"] }`."""
 
     host: Annotated[str, reads(targets.parse_pattern)]

@@ -103,7 +103,7 @@ def _partial(whole: type[Table], prefix: str = "") -> type[Table]:
             continue
         elif field.metadata:
             kind = cast("Any", Annotated[(kind, *field.metadata)])
-        fields[name] = (kind, Field(default=None, description=field.description))
+        fields[name] = (kind, None)
     made = create_model(f"Narrow{'' if whole is Profile else whole.__name__}", __base__=Table, **fields)
     made.__doc__ = whole.__doc__
     return made
