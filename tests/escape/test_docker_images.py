@@ -54,6 +54,19 @@ def derive() -> Iterator[Derive]:
                 api.remove_image(name, force=True)
 
 
+@pytest.fixture
+def bare(runtime_dir: Path) -> Iterator[str]:
+    """A base of the bubblewrap driver's runtime: small without its packages, and its Python is compiled already."""
+    built, content = runtime.find(runtime_dir), io.BytesIO()
+    assert built is not None
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        tar.add(built.root, ".", filter=lambda entry: None if entry.name.startswith("./opt/") else entry)
+    with client() as api:
+        api.import_image_from_data(content.getvalue(), repository="glovebox-test/bare", tag="1")
+        yield "glovebox-test/bare:1"
+        api.remove_image("glovebox-test/bare:1", force=True)
+
+
 async def test_what_an_image_declares_does_not_reach_the_sandbox(
     monkeypatch: pytest.MonkeyPatch, derive: Derive
 ) -> None:
@@ -175,7 +188,7 @@ async def test_a_base_without_python_is_refused_before_anything_is_built(monkeyp
 
 
 async def test_an_environment_is_an_image_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, derive: Derive
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: str
 ) -> None:
     """Found by the lock that the data directory names; its packages are in no sandbox of the default's (control)."""
     wheels.make(tmp_path / "wheels", "package_one", "1.0", {"one.py": "SIZE = 1\n"})
@@ -184,15 +197,13 @@ async def test_an_environment_is_an_image_of_its_own(
     environment = environments.load("one", tmp_path)
     await packages.write_lock(environment, runtime.base_python(), lambda _: None)
     environments.record(tmp_path, environment, environment.locked())
-    # Its Python is compiled, and takes half a minute to compile again; its packages are most of what would be copied.
-    base = derive("USER 0:0", """RUN ["python3", "-I", "-c", "import shutil; shutil.rmtree('/opt/packages')"]""")
     recipe = tmp_path / "recipe"
     shutil.copytree(images.RECIPE, recipe)
     finish = recipe / "finish.py"
     finish.write_text(finish.read_text().replace("    compile_below(library)\n", ""))
     monkeypatch.setattr(images, "RECIPE", recipe)
     try:
-        image = await build(base, environment=environment)
+        image = await build(bare, environment=environment)
         async with DockerDriver.connect(data=tmp_path) as driver:
             plan = driver.plan(replace(spec(), environment="one"))
             assert plan.action["Image"] == image
@@ -201,12 +212,12 @@ async def test_an_environment_is_an_image_of_its_own(
             without, _, _ = await program(driver, "import one")
         assert "one is in the environment one" in without.stderr.text
         lock = environment.locked()
-        assert await remove(lock) == [images.tag(lock), images.runtime_tag(base, lock)]
+        assert await remove(lock) == [images.tag(lock), images.runtime_tag(bare, lock)]
         assert await remove(lock) == []
         with client() as api:
-            assert api.inspect_image(base)  # the control: that from which it was made
+            assert api.inspect_image(bare)  # the control: that from which it was made
     finally:
         with client() as api:
-            for name in (images.tag(environment.locked()), images.runtime_tag(base, environment.locked())):
+            for name in (images.tag(environment.locked()), images.runtime_tag(bare, environment.locked())):
                 with contextlib.suppress(ImageNotFound):
                     api.remove_image(name, force=True)
