@@ -26,7 +26,7 @@ from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.session import connection
 
-#: The first test of each engine waits for the import of the image, 400 MiB.
+#: The first test of each engine waits for the import of the image, 115 MiB without its packages.
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parent.parent.parent
