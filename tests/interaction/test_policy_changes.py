@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -25,16 +26,27 @@ from tests.interaction.test_tenants import NAMES, options
 
 from glovebox_server.cli.main import main
 from glovebox_server.core import rights
+from glovebox_server.transport import serve
 
 __all__ = ["options"]
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+OFTEN = """
+from glovebox_server.cli.main import main
+from glovebox_server.core import rights
+from glovebox_server.transport import serve
+
+rights.SECONDS = serve.TOKEN_SECONDS = 0.05
+main()
+"""
+"""`glovebox` that looks for changes as often as a server of this process."""
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of this process looks for changes more often."""
     monkeypatch.setattr(rights, "SECONDS", 0.05)
+    monkeypatch.setattr(serve, "TOKEN_SECONDS", 0.05)
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -68,7 +80,7 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
     wider = wider.replace('expect = "deny"\nrule = "role.tools"', 'expect = "allow"')
     for name in NAMES:
         give_token(tmp_path / "state", name)
-    with over_http(options, tmp_path) as (other, _):
+    with over_http(options, tmp_path, (sys.executable, "-c", OFTEN)) as (other, _):
         async with (
             whole_server(options, "http", *NAMES) as server,
             server.client("http", "modern", "support") as one,

@@ -5,7 +5,7 @@ import json
 import re
 import subprocess  # noqa: TID251 - the server is a process of its own, as in real life
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ def directories(tmp_path: Path) -> list[str]:
 
 
 @contextmanager
-def over_http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
+def over_http(options: list[str], directory: Path, program: Sequence[str] = (GLOVEBOX,)) -> Iterator[tuple[str, str]]:
     """Run a server on a free port; give its base URL, read where an operator finds it, and a token."""
     log = directory / f"log-{len([*directory.glob('log-*')])}"
     token = give_token(directory / "state")
-    command = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options]
+    command = [*program, "serve", "--transport", "http", "--port", "0", *options]
     with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:
         try:
             with anyio.from_thread.start_blocking_portal() as portal:
