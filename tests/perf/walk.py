@@ -46,8 +46,8 @@ from glovebox_server.transport import serve, stdio
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(f"{ROOT / folder}{os.sep}" for folder in ("server", "sandboxes", "profiles"))
-WARM_UP = 3
-CALLS = 8
+WARM_UP = 2
+CALLS = 4
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 0.005
 BACKGROUND = re.compile(r"glovebox_(?!server\.transport\.)")
