@@ -13,7 +13,7 @@ from tests.fixtures.approving import ASKING, Desk, a_desk, again, but, proposal
 from glovebox_audit.events import Input
 from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
-from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt, validate_arguments
 from glovebox_server.errors import InvalidArgumentsError
@@ -205,7 +205,12 @@ async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(desk: D
     for identifier in (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00"):
         with pytest.raises(RefusedError) as caught:
             await desk.answer(replace(question, id=identifier))
-        assert caught.value.rule == "approval.unknown"
+        assert caught.value.refusal == Refusal(
+            rule="approval.unknown", reason="No question has this id.",
+            hint="`glovebox approvals list` names those there are.",
+        )  # fmt: skip
+        refused = {"rule": "approval.unknown", "answered_by": "local:0", "channel": "operator"}
+        assert (desk.kinds()[-1], desk.records()[-1].data) == ("approval.refused", refused)
     assert await desk.answer(question) == "allowed"
     assert (await desk.decided(again(made))).effect == "allow"
 

@@ -226,8 +226,11 @@ async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -
         with closing(sqlite3.connect(store.path(state))) as db, db:
             db.execute("UPDATE questions SET body = json_remove(body, '$.subject.principal')")
         db.close()
-        with pytest.raises(StoreError, match="this version"):
+        with pytest.raises(StoreError) as caught:
             await desk.decided(again(made))
+        fix = "Use the version of Glovebox that wrote it, or stop the servers and move the file away."
+        told = ("Reading a question in approvals.sqlite", "it is none of this version's", fix)
+        assert (caught.value.what, caught.value.reason, caught.value.fix) == told
         desk.clock.pass_(601)
         assert await desk.asked(again(made))
 

@@ -1,27 +1,32 @@
 """Guards of approvals and lifts one by one: each of these tests fails without its guard alone."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import pytest
 import rfc8785
-from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, but, proposal
+from tests.fixtures.approving import ASKING, Desk, Person, a_desk, admit, again, but, proposal
 
 from glovebox_audit.events import Input
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
-from glovebox_profiles.model import CallLimits, Network, Profile, digest
+from glovebox_profiles.model import CallLimits, Network, Profile, digest, effective
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
-from glovebox_server.calls import Decision
-from glovebox_server.core.call import Attempt
+from glovebox_server.calls import CallResult, Decision, Grant
+from glovebox_server.core.call import ApprovalRequiredError, Attempt, CallDeniedError
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import rules as governing
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
+from glovebox_server.guards.approvals.question import Question, QuestionSubject, RequiredApproval, digest_of
+from glovebox_server.guards.approvals.rules import Asking, Escalation
 from glovebox_server.tools import TOOLS
 
 QUIET = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
@@ -59,6 +64,8 @@ async def test_a_grant_is_no_yes_to_a_rule(desk: Desk) -> None:
     passed = await desk.decided(but(again(short), escalation=SPENT))
     assert (passed.effect, passed.rule) == ("allow", "lift.budget")
     long = but(proposal(profile=QUIET, rules=rules, timeout_seconds=6), escalation=SPENT)
+    changing = await desk.asked(but(again(short), escalation=SPENT, changes="a.txt"))
+    assert (changing.subject.rules, changing.subject.lifted) == (("approval.changes",), None)
     question = await desk.asked(long)
     assert (question.subject.rules, question.subject.lifted) == (("approval.long",), None)
     await desk.answer(question)
@@ -107,10 +114,68 @@ async def test_a_program_uses_grants_of_hosts_alone_and_only_with_a_network(desk
     made = _lifting(proposal(profile=ONLINE))
     host = await _granted(desk, made, HOST)
     await _granted(desk, made, SPENT)
-    assert [each.approval for each in (await desk.decided(again(made))).grants] == [host.id]
+    grants = (Grant(approval=host.id, what="host", target=HOST.target),)
+    passed = replace(made.decision, effect="allow", grants=grants, approved_by=("local:0",))
+    assert await desk.decided(again(made)) == passed
     offline = _lifting(proposal(profile=QUIET))
     await _granted(desk, offline, HOST)
     assert (await desk.decided(again(offline))).grants == ()
+
+
+async def test_a_granted_host_is_added_to_the_profile_of_a_call_once(desk: Desk) -> None:
+    """To what an approver is shown, and to what it runs with; not if its turn has it already.
+
+    Hosts that are refused while it runs are named in its result.
+    """
+    made = _lifting(proposal(profile=ONLINE))
+    grant = await _granted(desk, made, HOST)
+    for number, (escalation, hosts) in enumerate(((None, ["b.org", "a.org"]), (HOST, ["b.org"]))):
+        asking = _lifting(proposal(f"print({number})", profile=ONLINE, rules=(Approval(name="programs"),)))
+        question = await desk.asked(but(asking, escalation=escalation))
+        now = but(_lifting(proposal("print(3)", profile=ONLINE)), escalation=escalation)
+        await desk.approvals.spend(None, cast("Any", call := SimpleNamespace(now=now, answer=None)))
+        assert [each.approval for each in now.decision.grants] == [grant.id]
+        for profile in (Profile.model_validate_json(question.profile), now.profile):
+            assert [each.host for each in profile.network.allow] == hosts
+    (add_questions,) = now.on_result
+    ran = CallResult(structured={"notes": ["A note."]}, content=(), failed=False, meta={})
+    assert await add_questions(ran) is ran
+    call.now.refused_targets = [parse_url("GET", "https://c.org/")]
+    note, told = (await add_questions(ran)).structured["notes"]
+    standing = await desk.approvals.standing(told.split()[1])
+    assert standing is not None
+    asks = f"Question {standing.question.id} asks whether it may reach https://c.org:443"
+    assert (note, told) == ("A note.", f"{asks}: call again once that is allowed.")
+    lacks = "it wants to reach https://c.org:443, which no rule of its profile names"
+    assert standing.question.why == f"A call of run_python would be refused: {lacks}."
+    assert standing.question.profile == rfc8785.dumps(effective(now.profile)).decode()
+
+
+async def test_a_question_is_counted_whatever_stops_its_call_and_has_its_listener(desk: Desk) -> None:
+    """A cancellation that comes meanwhile waits; the control is what the call is decided once it has waited."""
+    made = proposal()
+    call = SimpleNamespace(now=made, request=made.request, answer=None, listener=Person())
+    counted: list[object] = []
+    scope = anyio.CancelScope()
+
+    async def count(request: object) -> None:
+        scope.cancel()
+        await anyio.lowlevel.checkpoint()
+        counted.append(request)
+
+    with scope, pytest.raises(ApprovalRequiredError) as caught:
+        await desk.approvals.spend(count, cast("Any", call))
+    assert counted == [made.request]
+    wait = cast("Any", caught.value.wait)
+    question = await desk.asked(again(made))
+    assert (wait.func, wait.args) == (desk.approvals.settle, (question, call.listener))
+    call.answer = "pending"
+    await desk.approvals.spend(None, cast("Any", call))
+    assert made.decision.rule == "approval.pending"
+    await desk.answer(question, allow=False)
+    with pytest.raises(CallDeniedError):
+        await desk.approvals.spend(None, cast("Any", call))
+    assert made.decision.rule == "approval.denied"
 
 
 async def test_a_grant_of_one_thing_lifts_no_other(desk: Desk) -> None:
@@ -150,7 +215,7 @@ async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record
     """The bound is for an hour. Ids are compared whole, and a forged one is not recorded."""
     question = await desk.asked(proposal())
     forged = (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00", "a_forged\x1b[2J")
-    for passed, more in ((0, module.MAX_REFUSED), (3599, 0), (2, 1)):
+    for passed, more in ((0, module.MAX_REFUSED), (3599, 0), (1, 1)):
         desk.clock.pass_(passed)
         before = desk.kinds().count("approval.refused")
         for number in range(max(1, more)):
@@ -229,32 +294,57 @@ def test_rules_are_about_what_may_leave_and_may_be_taken_and_their_tool() -> Non
     assert _why(long, timeout_seconds=5) is None
     assert _why(long, timeout_seconds=5.1) is not None
     assert governing.together([RequiredApproval(by="client"), RequiredApproval(quorum=2)]).by == "operator"
+    assert governing.together([RequiredApproval(quorum=2)]).by == "either"
+
+
+def test_all_that_asks_about_a_call_is_one_question() -> None:
+    """A profile, a watch rule, the policy and a lift: their ids, their reasons, and the strictest of their demands."""
+    made = proposal(rules=(Approval(name="long", when="longer_than", seconds=5, by="client"),), timeout_seconds=6)
+    made.decision = replace(made.decision, rule="watch.denials")
+    asks = Asking(
+        rules=("approval.ask", "approval.watch", "approval.long"),
+        why="A call of run_python is asked about: every one is; it may take 6 seconds, which is more than 5.",
+        asked=RequiredApproval(by="operator"),
+    )
+    assert governing.asked_about(made) == asks
+    why = "A call of run_python would be refused: the budget calls is spent."
+    alone = RequiredApproval(by="operator", reach="run", minutes=60)
+    lifts = Asking(rules=("lift.budget",), why=why, lifted=SPENT, asked=alone)
+    assert governing.with_lift(SPENT, "run_python") == lifts
+    assert governing.with_lift(SPENT, "run_python", asks) == Asking(
+        rules=("lift.budget", *asks.rules), why=f"{why} {asks.why}", lifted=SPENT, asked=RequiredApproval(by="operator")
+    )
 
 
 def _rights(profile: Profile, *lifts: Lift) -> Rights:
     return Rights(profiles=ProfileSet({"run_python": profile}, {}), workspace=None, lifts=lifts, role="a")
 
 
-def _denial(rule: str) -> Decision:
-    return Decision(effect="deny", rule=rule, reason="", hint="", profile_digest="sha256:disk")
+def _denial(rule: str, profile_digest: str = "sha256:disk") -> Decision:
+    return Decision(effect="deny", rule=rule, reason="", hint="", profile_digest=profile_digest)
 
 
+@pytest.mark.parametrize("disk", ["sha256:disk", ""])
 @pytest.mark.parametrize(("then", "lifted"), [("allow", True), ("ask", True), ("deny", False)])
-def test_what_would_be_refused_all_the_same_is_no_question(then: Any, *, lifted: bool) -> None:
+def test_what_would_be_refused_all_the_same_is_no_question(then: Any, disk: str, *, lifted: bool) -> None:
     """A person is asked about what their yes would let run; the record names the profile that is on disk."""
     given: dict[str, Any] = {"lifts": (Lift(what="tool"),), "beyond": {"run_python": QUIET}}
     outside = Rights(profiles=ProfileSet({}, {}), workspace=None, role="a", **given)
 
     def decide(rights: Rights) -> Decision:
         if "run_python" not in rights.profiles:
-            return _denial("role.tools")
-        return replace(_denial("limits.wall_seconds"), effect=then, profile_digest=digest(QUIET))
+            return _denial("role.tools", disk)
+        return replace(_denial("limits.wall_seconds", digest(QUIET)), effect=then)
 
     now = Attempt(request=proposal().request, rights=outside, decision=decide(outside))
     governing.lift_denial(now, TOOLS["run_python"], decide)
     assert (now.escalation is not None) == lifted
     assert ("run_python" in now.rights.profiles) == lifted
-    assert (now.decision.effect, now.decision.profile_digest) == ("ask" if lifted else "deny", "sha256:disk")
+    asks = replace(_denial("limits.wall_seconds", disk or digest(QUIET)), effect="ask")
+    assert now.decision == (asks if lifted else decide(outside))
+    now.rights, now.escalation, now.decision = outside, None, replace(decide(outside), effect="allow")
+    governing.lift_denial(now, TOOLS["run_python"], decide)
+    assert now.escalation is None
 
 
 @pytest.mark.parametrize("rule", ["stop.run", "policy.role", "limits.wall_seconds", "repeats", "network.mode"])
@@ -276,10 +366,28 @@ def test_no_other_denial_is_lifted(rule: str) -> None:
         governing.escalation(fetch, get, rights, "network.allow"),
         governing.escalation(fetch, get, rights, "budget.calls"),
     )
-    assert [each and each.target for each in found] == ["run_python", "https://a.org:443", "calls"]
+    targets = ("run_python", "https://a.org:443", "calls")
+    lifted = zip(every, targets, strict=True)
+    assert found == tuple(Escalation(what=lift.what, target=target, lift=lift) for lift, target in lifted)
+    closed = replace(fetch, arguments={**url, "url": "https://10.0.0.1/"})
+    assert governing.escalation(closed, get, rights, "network.allow") is None
+    now = Attempt(request=fetch, rights=rights, decision=_denial("network.allow"))
+    governing.lift_denial(now, get, lambda wider: replace(_denial(wider.profiles["fetch_url"].tool), effect="allow"))
+    assert now.escalation == found[1]
+    assert [each.host for each in now.rights.profiles["fetch_url"].network.allow] == ["b.org", "a.org"]
     without = replace(rights, lifts=())
     rules = ("role.tools", "network.allow", "budget.calls")
     assert not any(governing.escalation(fetch, get, without, each) for each in rules)
+
+
+def test_a_call_is_lifted_for_one_reason_at_a_time() -> None:
+    """One that needs two lifts is refused; the control is the same budget where nothing was lifted yet."""
+    refusal = Refusal(rule="budget.calls", reason="", hint="")
+    for before, lifted in ((None, True), (HOST, False)):
+        made = but(proposal(), escalation=before, rights=_rights(QUIET, Lift(what="budget")))
+        call = cast("Any", SimpleNamespace(now=made, request=made.request, tool=TOOLS["run_python"]))
+        assert governing.lift_budget(call, refusal) is lifted
+        assert made.escalation == (SPENT if lifted else HOST)
 
 
 def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> None:
@@ -288,10 +396,12 @@ def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> No
     wider = governing.widened(replace(_rights(QUIET), budgets=budgets), "run_python", [SPENT, HOST])
     assert [each.name for each in wider.budgets] == ["others"]
     assert [each.host for each in wider.profiles["run_python"].network.allow] == ["a.org"]
-    rights = _rights(ONLINE, Lift(what="host"))
-    asked = (("GET", "http://b.org:81/"), ("POST", "https://c.org/"), ("GET", "https://d.org/"))
-    targets = [parse_url(*each) for each in asked]
-    assert [each.target for each in governing.unnamed(targets, ONLINE, rights)] == ["https://d.org:443"]
+    rights = _rights(ONLINE, Lift(what="budget"), Lift(what="host"))
+    reads = ("http://b.org:81/", "https://d.org/", "http://a.org/")
+    targets = [parse_url("POST", "https://c.org/"), *(parse_url("GET", url) for url in reads)]
+    lift = Lift(what="host")
+    hosts = [Escalation(what="host", target=each, lift=lift) for each in ("http://a.org:80", "https://d.org:443")]
+    assert list(governing.unnamed(targets, ONLINE, rights)) == hosts
 
 
 def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
@@ -339,7 +449,15 @@ def test_a_yes_to_changes_is_for_one_call() -> None:
 
 def test_a_digest_is_over_all_that_binds_and_only_a_caller_is_free_of_the_run() -> None:
     """A question about changes has another; the control of the run is the question that is bound to it."""
-    about = governing.subject(proposal(), None, lambda _: "")
+    made = proposal(profile=QUIET, workspace=Path("/"))
+    made = but(made, request=replace(made.request, run=None), inputs=None)
+    about = governing.subject(made, None, lambda tool: f"sha256:{tool}")
+    assert about == QuestionSubject(
+        principal="local:1000", run="", tool="run_python", arguments='{"code":"print(1)"}',
+        profile_digest=digest(QUIET), policy_digest="", workspace="", environment="sha256:run_python", rules=(),
+    )  # fmt: skip
+    gone = governing.subject(proposal(profile=READING, workspace=Path("/gone\udce9")), None, lambda _: "")
+    assert gone.workspace == f"unreadable:sha256:{hashlib.sha256(b'/gone' + bytes([0xE9])).hexdigest()}"
     assert about.digest == digest_of(rfc8785.dumps(asdict(about)).decode())
     assert replace(about, changes="a.txt").digest != about.digest
     assert replace(about, run="r_other").digest != about.digest

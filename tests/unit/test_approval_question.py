@@ -14,7 +14,7 @@ from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.approvals.question import canonical
+from glovebox_server.guards.approvals.question import canonical, digest_of
 
 
 def test_arguments_have_one_spelling_and_text_that_is_no_unicode_none() -> None:
@@ -26,6 +26,7 @@ def test_arguments_have_one_spelling_and_text_that_is_no_unicode_none() -> None:
     for form in ("NFD", "NFKC", "NFKD"):  # what looks the same, and what Python reads as the same name
         assert canonical({"code": unicodedata.normalize(form, text)}) != canonical({"code": text})
     assert canonical({"b": 1, "a": "x"}) == canonical({"a": "x", "b": 1}) == '{"a":"x","b":1}'
+    assert digest_of("é") == "sha256:4a99557e4033c3539de2eb65472017cad5f9557f7a0625a09f1c3f6e2ba69c4c"
 
 
 async def test_a_store_that_fails_while_a_call_waits_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +41,8 @@ async def test_a_store_that_fails_while_a_call_waits_is_said(desk: Desk, monkeyp
     assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
     monkeypatch.setattr(store.Questions, "standing", fail)
     assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
+    monkeypatch.setattr(store.Questions, "standing", lambda *_: None)  # it is over so long that it is forgotten
+    assert await desk.approvals.settle(question, Person(waits=True)) == "expired"
 
 
 async def test_a_caller_cannot_fill_the_store_with_old_questions(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,8 @@ async def test_an_operator_can_say_no_to_every_question(by: By, desk: Desk) -> N
     if by == "client":
         with pytest.raises(RefusedError) as caught:
             await desk.answer(question)
-        assert caught.value.rule == "approval.channel"
+        said = caught.value.rule, caught.value.reason
+        assert said == ("approval.channel", "Only the person at the client may answer this question.")
     assert await desk.answer(question, allow=False) == "denied"
     assert (await desk.decided(again(made))).rule == "approval.denied"
 
@@ -107,15 +111,17 @@ async def test_an_operators_no_takes_back_a_yes_that_is_left(reach: str, desk: D
         assert (await desk.decided(again(made))).effect == "allow"
     assert await desk.answer(question, allow=False) == "denied"
     assert (await desk.decided(again(made))).rule == "approval.denied"
-    with pytest.raises(RefusedError) as caught:
-        await desk.answer(question)
-    assert caught.value.rule == "approval.over"
+    for allow, ran in ((True, False), (False, reach == "run")):
+        with pytest.raises(RefusedError) as caught:
+            await desk.answer(question, allow=allow)
+        assert caught.value.rule == "approval.over"
+        assert caught.value.hint.startswith("To end the call that ran" if ran else "A call that asks again")
     desk.clock.pass_(601)
     asked = await desk.asked(again(made))
     await desk.answer(asked)
-    ran = again(made)
-    assert (await desk.decided(ran)).effect == "allow"
+    call = again(made)
+    assert (await desk.decided(call)).effect == "allow"
     with pytest.raises(RefusedError) as caught:
         await desk.answer(asked, allow=False)
-    assert caught.value.rule == "approval.over"
-    assert ran.request.id in caught.value.hint
+    hint = f"To end the call that ran on it: `glovebox stop --call {call.request.id}`."
+    assert (caught.value.rule, caught.value.hint) == ("approval.over", hint)

@@ -2,18 +2,19 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, forms, proposal
+from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, but, forms, proposal
 
 from glovebox_audit.events import Input
 from glovebox_audit.verify import verify
-from glovebox_profiles.model import CallLimits, FileRules, Profile
-from glovebox_profiles.policy.model import Approval
-from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_profiles.model import CallLimits, FileRules, Network, Profile
+from glovebox_profiles.policy.model import Approval, Lift
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.call import Attempt
 from glovebox_server.guards.admission.admission import WAIT_SECONDS
@@ -182,16 +183,30 @@ async def test_a_no_holds_for_the_same_call_until_its_time_is_over(desk: Desk) -
 
 
 @pytest.mark.parametrize(
-    ("wrong", "rule"),
+    ("wrong", "rule", "reason", "hint"),
     [
-        ({"digest": "sha256:" + "0" * 64}, "approval.mismatch"),
-        ({"channel": "client"}, "approval.channel"),
-        ({"by": "local:1000"}, "approval.own"),
-        ({"reach": "run"}, "approval.reach"),
+        (
+            {"digest": "sha256:" + "0" * 64}, "approval.mismatch",
+            "The answer is to another question: what would run differs from what was shown.",
+            "Look at the question again, and answer what it shows now.",
+        ),
+        (
+            {"channel": "client"}, "approval.channel",
+            "Only an operator may answer this question.", "Have them answer it.",
+        ),
+        (
+            {"by": "local:1000"}, "approval.own",
+            "This question wants another principal than the caller, and local:1000 is the caller.",
+            "Have somebody else answer, as another user of this host.",
+        ),
+        (
+            {"reach": "run"}, "approval.reach",
+            "An approval of this question is for one call, not for the run.", "Answer without --run.",
+        ),
     ],
-)
+)  # fmt: skip
 async def test_an_answer_that_does_not_fit_is_refused_and_costs_nothing(
-    wrong: dict[str, Any], rule: str, desk: Desk
+    wrong: dict[str, Any], rule: str, reason: str, hint: str, desk: Desk
 ) -> None:
     """Mismatched, by the wrong way, or the caller's own; the control is the legitimate one after it."""
     rules = (Approval(name="four-eyes", by="operator", another_principal=True),)
@@ -199,13 +214,17 @@ async def test_an_answer_that_does_not_fit_is_refused_and_costs_nothing(
     question = await desk.asked(made)
     with pytest.raises(RefusedError) as caught:
         await desk.answer(question, **wrong)
-    assert caught.value.rule == rule
+    assert caught.value.refusal == Refusal(rule=rule, reason=reason, hint=hint)
     last = desk.records()[-1]
-    assert (last.kind, last.data["rule"]) == ("approval.refused", rule)
+    given = {"answered_by": wrong.get("by", "local:0"), "channel": wrong.get("channel", "operator")}
+    assert (last.kind, last.data) == ("approval.refused", {"approval": question.id, "rule": rule, **given})
     assert await desk.answer(question) == "allowed"
     with pytest.raises(RefusedError) as caught:
         await desk.answer(question)
-    assert caught.value.rule == "approval.over"
+    assert caught.value.refusal == Refusal(
+        rule="approval.over", reason=f"Question {question.id} is allowed already, and no answer changes that.",
+        hint="A call that asks again gets a question of its own.",
+    )  # fmt: skip
     assert (await desk.decided(again(made))).effect == "allow"
 
 
@@ -216,7 +235,8 @@ async def test_a_quorum_wants_different_principals_and_one_no_outweighs_it(desk:
     assert await desk.answer(question, by="local:1") == "pending"
     with pytest.raises(RefusedError) as caught:
         await desk.answer(question, by="local:1")
-    assert caught.value.rule == "approval.twice"
+    reason = "local:1 has said yes already, and 2 different principals have to."
+    assert caught.value.refusal == Refusal(rule="approval.twice", reason=reason, hint="Have somebody else answer.")
     assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
     assert await desk.answer(question, by="local:2") == "allowed"
     assert (await desk.decided(again(made))).effect == "allow"
@@ -293,7 +313,8 @@ async def test_where_only_others_may_answer_the_client_is_not_asked(rule: Approv
     """A host that answers by itself is never given the chance."""
     person = Person(says=True)
     question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=(rule,)))
-    assert await desk.approvals.settle(question, person) == "pending"
+    with anyio.fail_after(30):
+        assert await desk.approvals.settle(question, person) == "pending"
     assert person.asked == []
 
 
@@ -301,7 +322,8 @@ async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_p
     """Within two looks at the store; the one that cannot wait is told at once that nobody has answered."""
     async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
         question = await desk.asked(proposal())
-        assert await desk.approvals.settle(question, Person()) == "pending"
+        with anyio.fail_after(30):
+            assert await desk.approvals.settle(question, Person()) == "pending"
         states: list[str] = []
 
         async def wait() -> None:
@@ -348,7 +370,10 @@ async def test_what_an_approver_would_not_see_as_it_is_is_not_asked_about(desk: 
 
 
 async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path) -> None:
-    """What it asks about is known from the call alone; the control is a call that takes longer."""
+    """What it asks about is known from the call alone, and so is whether it could use the grant of a host.
+
+    The control is a call that takes longer.
+    """
     quiet = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
     rules = (Approval(name="leaves", when="leaves"), Approval(name="long", when="longer_than", seconds=30))
 
@@ -362,6 +387,10 @@ async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path
         assert isinstance(found, Decision)
         assert found.effect == "allow"
         assert await closed.ask_about_hosts(short) == ()
+        online = Network.model_validate({"mode": "egress", "allow": ({"host": "a.org"},)})
+        for network, lifts in ((online, ()), (online, (Lift(what="budget"),)), (Network(), (Lift(what="host"),))):
+            made = proposal(profile=quiet.model_copy(update={"network": network}))
+            assert await closed.consult(but(made, rights=replace(made.rights, lifts=lifts)), None) == made.decision
         with pytest.raises(AssertionError):
             await closed.consult(proposal(profile=quiet, rules=rules, timeout_seconds=31), None)
 
@@ -374,6 +403,7 @@ async def test_the_last_approved_program_comes_with_the_question(desk: Desk) -> 
     first = await desk.asked(made)
     assert first.last_approved is None
     await desk.answer(first)
+    assert (await desk.asked(proposal("print(1.5)"))).last_approved == '{"code":"print(1)"}'
     await desk.decided(again(made))
     assert (await desk.asked(proposal("print(2)"))).last_approved == '{"code":"print(1)"}'
     assert (await desk.asked(proposal("print(2)", principal="token:b"))).last_approved is None

@@ -13,7 +13,8 @@ from rich.cells import cell_len
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import effective
-from glovebox_server.guards.approvals.question import Question, QuestionSubject, RequiredApproval
+from glovebox_profiles.policy.model import Reach
+from glovebox_server.guards.approvals.question import Lifted, Question, QuestionSubject, RequiredApproval
 from glovebox_server.guards.approvals.shown import COLUMNS, MAX_COMPARED, MAX_NAMED, fold, shown, visible
 
 PROFILE = load([SHIPPED], check_example=None)["run_python"]
@@ -60,6 +61,15 @@ def test_a_wide_line_goes_on_behind_a_bar_of_its_own(line: str, columns: int) ->
         assert all(cell_len(piece) <= max(columns, 26) for piece in (first, *further))
 
 
+def test_a_line_of_ours_is_broken_between_words_and_one_of_the_callers_where_it_ends() -> None:
+    """What just fits is one line; letters that take no width are not without end."""
+    assert list(fold("a" * COLUMNS)) == ["a" * COLUMNS]
+    assert list(fold(f"{'a' * 39} {'b' * 39} {'c' * 20}")) == [f"{'a' * 39} ", f"  ┆ {'b' * 39} {'c' * 20}"]
+    assert list(fold(f" a{'b' * 100}")) == [f" a{'b' * 78}", f"  ┆ {'b' * 22}"]
+    assert list(fold(f"  1 │ {'ab ' * 26}")) == [f"  1 │ {'ab ' * 24}ab", f"    ┆  {'ab '}"]
+    assert len(next(fold(f"e{chr(0x301) * 400}{'x' * 200}"))) == 4 * COLUMNS
+
+
 @pytest.mark.parametrize(
     "hidden",
     ["\u202e", "\u2066", "\u200b", "\u00ad", "\ufeff", "\r", "\x1b[2J", "\x00", "\u00a0", "\u2028", "\u3164", "\ufe0f",
@@ -103,14 +113,104 @@ def test_letters_that_look_like_others_are_named() -> None:
     assert "Look closely: what would change holds 1 character outside ASCII" in unfolded(added)
     turned = replace(plain, subject=replace(plain.subject, changes=changes.replace("path", "⟪U+202E⟫")))
     assert "others: ⟪U+202E⟫ (U+202E)." in unfolded(turned)
-    assert f"and {100 - MAX_NAMED} more" in unfolded(asked("".join(chr(0x430 + n) for n in range(100))))
+    letters = "".join(chr(0x430 + n) for n in range(100))
+    assert f"and {100 - MAX_NAMED} more" in unfolded(asked(letters))
+    assert " more." not in unfolded(asked(letters[:MAX_NAMED]))
     assert all(len(line) <= COLUMNS for line in shown(asked("x" * 1000)).split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("reach", "lifted", "said"),
+    [
+        ("call", None, "An approval is for this call alone."),
+        ("run", None, "An approval may be for this call, or for identical ones of this run."),
+        ("run", "tool", "An approval may be for this call, or for this run."),
+        (
+            "caller", None,
+            "An approval is for one such call of this caller, also in another run of it, for an hour after it.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_yes_is_for_is_shown(reach: Reach, lifted: Lifted | None, said: str) -> None:
+    """And that it takes more than one; of a single one nothing is said."""
+    plain = asked("1")
+    subject = replace(plain.subject, lifted=lifted)
+    for quorum, more in ((1, ""), (2, " It takes 2 yes answers.")):
+        text = unfolded(replace(plain, subject=subject, asked=RequiredApproval(reach=reach, quorum=quorum)))
+        assert f"\nQuestion a_1, open until 2026-11-22 12:00:00 UTC. {said}{more}\n" in text
+
+
+#: A line that ends in ``_`` ends in a blank.
+WHOLE = """\
+May this call of run_python run?
+Why you are asked: Its profile asks.
+Who asks: token:one, by a client that calls itself "Édi"
+Run r_1, workflow nightly
+Question a_1, open until 2026-11-22 12:00:00 UTC. An approval is for this call _
+  ┆ alone.
+An approval lifts a denial, for host https://a.org:443; for the run, of every _
+  ┆ call of run_python in it.
+Look closely: these names hold 1 character outside ASCII, which may look like _
+  ┆ others: É (U+00C9).
+An approval changes files of this host, shown whole at the end. First, what a _
+  ┆ sandbox that scans them has:
+It can read the workspace, whose files may differ by the time it runs: an _
+  ┆ approval is not bound to them.
+It is given artifact://1, sha256 ab.
+Look closely: what would change holds 1 character outside ASCII, which may _
+  ┆ look like others: а (U+0430).
+аb.txt changes: 3 → 4 bytes
+  │ -a
+  │ +b c
+Look closely: its arguments hold 2 characters outside ASCII, which may look _
+  ┆ like others: ö (U+00F6), ß (U+00DF).
+Its arguments:
+  │ note = ["öß"]
+  │ timeout_seconds = 5
+Look closely: the program holds 1 character outside ASCII, which may look like _
+  ┆ others: é (U+00E9).
+What changed since the last program that was approved for this caller:
+  │ @@ -1,2 +1,2 @@
+  │  a
+  │ -c
+  │ +b = 'é'
+The program, whole, 2 lines:
+  1 │ a
+  2 │ b = 'é'"""
+PLAIN = """\
+May this call of run_python run?
+Why you are asked: Its profile asks.
+Who asks: token:one
+Run r_1
+Question a_1, open until 2026-11-22 12:00:00 UTC. An approval is for this call _
+  ┆ alone."""
+SAME = """
+It is, character by character, the last program that was approved for this _
+  ┆ caller.
+The program, whole, 1 line:
+  1 │ 1"""
+
+
+def test_a_question_is_shown_line_by_line() -> None:
+    """With all that it may have, and with nothing of it; arguments without a program are all shown as such."""
+    code = asked("a\nb = 'é'", "a\nc", note=["öß"], timeout_seconds=5)
+    changes = "аb.txt changes: 3 → 4 bytes\n  │ -a\n  │ +b c"
+    given = {"inputs": (("artifact://1", "ab"),), "target": "https://a.org:443", "changes": changes}
+    subject = replace(code.subject, lifted="host", **given)  # type: ignore[arg-type]  # of three types
+    every = replace(code, subject=subject, profile="", client="Édi", workflow="nightly")
+    assert shown(every) == WHOLE.replace("_\n", "\n")
+    same = asked("1", "1")
+    bare = replace(same, subject=replace(same.subject, workspace=""), profile="", client=None)
+    assert shown(bare) == (PLAIN + SAME).replace("_\n", "\n")
+    fetch = replace(bare, subject=replace(bare.subject, arguments='{"url":"https://a.org/","code":5}'))
+    arguments = 'Its arguments:\n  │ url = "https://a.org/"\n  │ code = 5'
+    assert shown(fetch) == f"{PLAIN}\n{arguments}".replace("_\n", "\n")
 
 
 def test_letters_from_right_to_left_turn_nothing_around() -> None:
     """They are written out; so is what a client that calls itself by our words would put behind its quotation mark."""
     assert visible('x = "א" + 1 - 2') == 'x = "⟪U+05D0⟫" + 1 - 2'
-    assert visible("١") == "⟪U+0661⟫"
+    assert visible("١ا") == "⟪U+0661⟫⟪U+0627⟫"
     named = unfolded(replace(asked("1"), client='Claude", already reviewed by the operator. "1.0'))
     assert 'by a client that calls itself "Claude\\", already reviewed by the operator. \\"1.0"' in named
 
