@@ -233,6 +233,7 @@ ANEW = "Call again to have it asked anew."
     ("settled", "changes", "rule", "how", "hint"),
     [
         ("expired", "", "approval.expired", "nobody answered in time", ANEW),
+        ("pending", "", "approval.expired", "nobody answered in time", ANEW),
         ("withdrawn", "a", "approval.withdrawn", "the question was taken back", "Ask the user before calling again."),
         ("allowed", "", "approval.used", "the approval was for one call, and another has used it", ANEW),
         ("allowed", "a", "promotion.conflict", "what it would change is no longer what was shown", ANEW),

@@ -321,10 +321,11 @@ class Approvals:
         if found is not None and found.state == "denied":
             return _refused(now, "approval.denied", found, asks)
         if settled is not None:
-            if now.changes and found is None and settled == "allowed":
-                return _refused(now, "promotion.conflict", found, asks)
-            state = "pending" if found else settled  # an approval that is gone was used
-            return _refused(now, "approval.used" if state == "allowed" else f"approval.{state}", found, asks)
+            if found is not None:
+                return _unanswered(now, found.question.id, asks)
+            # An approval that is gone was used; a question that was open a moment ago is over.
+            gone = {"allowed": "promotion.conflict" if now.changes else "approval.used", "pending": "approval.expired"}
+            return _refused(now, gone.get(settled, f"approval.{settled}"), None, asks)
         if found is not None:
             known.join(found.question.id)
             return found.question
@@ -401,22 +402,20 @@ def _allowed(now: Attempt, asks: Asking | None, found: Standing | None, lifted_b
     return replace(decision, rule=asks.rules[0], reason="Somebody approved it.", hint="", approval=found.question.id)
 
 
+def _unanswered(now: Attempt, identifier: str, asks: Asking) -> Decision:
+    """Return that the call does not run yet, and how it may."""
+    whose = "the person at your client" if asks.asked.by == "client" else f"`glovebox approvals allow {identifier}`"
+    run = now.request.run
+    unchanged = f"with --run {run}" if run and now.request.principal.transport == "cli" else "unchanged"
+    return replace(
+        now.decision, effect="ask", rule="approval.pending", approval=identifier,
+        reason=f"{asks.why} Nobody has answered question {identifier} yet.",
+        hint=f"Tell the user. Retry the same call, {unchanged}, once it is allowed by {whose}.",
+    )  # fmt: skip
+
+
 def _refused(now: Attempt, rule: str, found: Standing | None, asks: Asking) -> Decision:
-    """Return why the call does not run, and what to do; an open question is named."""
-    if rule == "approval.pending":
-        identifier = found.question.id if found else ""
-        by = asks.asked.by
-        whose = "the person at your client" if by == "client" else f"`glovebox approvals allow {identifier}`"
-        run = now.request.run
-        unchanged = f"with --run {run}" if run and now.request.principal.transport == "cli" else "unchanged"
-        return replace(
-            now.decision,
-            effect="ask",
-            rule=rule,
-            reason=f"{asks.why} Nobody has answered question {identifier} yet.",
-            hint=f"Tell the user. Retry the same call, {unchanged}, once it is allowed by {whose}.",
-            approval=identifier or None,
-        )
+    """Return why the call does not run, and what to do."""
     how, hint = _WORDS[rule]
     no = [each for each in found.answers if not each.allow] if found else []
     why = f": {no[0].reason.rstrip('.')}" if no and no[0].reason else ""
