@@ -8,9 +8,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3-venv
 WORKDIR /source
 COPY . .
 # Everything by the locks' hashes, hatchling too, with the packages it needs.
-RUN python3 -m venv /opt/glovebox \
+RUN export PIP_NO_CACHE_DIR=1 \
+    && python3 -m venv /opt/glovebox \
     && awk '/^[a-z]/ { kept = /^(hatchling|packaging|pathspec|pluggy|trove-classifiers)==/ } kept' requirements-dev.lock >/build.lock \
-    && /opt/glovebox/bin/pip install --require-hashes --only-binary=:all: --target /build -r /build.lock \
+    && /opt/glovebox/bin/pip install --require-hashes --only-binary=:all: --no-compile --target /build -r /build.lock \
     && PYTHONPATH=/build /opt/glovebox/bin/python -m hatchling build -t wheel -d /wheel \
     && /opt/glovebox/bin/pip install --require-hashes --only-binary=:all: -r requirements.lock \
     && /opt/glovebox/bin/pip install --no-deps --no-index /wheel/*.whl \

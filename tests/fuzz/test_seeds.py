@@ -8,7 +8,7 @@ from tests.fuzz.patches import OLD
 
 from glovebox_server.promotion.plan import made
 
-CHANGES = 500  # for one target: a smoke test. `make fuzz` is what searches.
+CHANGES = 2000  # for one target: a smoke test. `make fuzz` is what searches.
 
 
 def _changed(data: bytes, chance: random.Random) -> bytes:

@@ -1,12 +1,6 @@
-"""The image of Dockerfile, built and run by a real Engine with the options that docs/operate/install.md shows.
-
-Its base is made of Debian packages, as for the docker driver's image; how this machine reaches its package sources is
-carried into it.
-"""
+"""The image of Dockerfile, run by a real Engine with the options that docs/operate/install.md shows."""
 
 import json
-import os
-import re
 import shlex
 import socket
 import subprocess  # noqa: TID251 - types the commands a person would
@@ -24,12 +18,9 @@ from tests.repo.pages import blocks
 pytestmark = [pytest.mark.driver("docker"), pytest.mark.timeout(900)]
 
 NAME = "glovebox-tests"
-BASE = "glovebox-base:bookworm"
 GLOVEBOX = "/opt/glovebox/bin/glovebox"
 PAGE = "docs/operate/install.md"
 HEALTHY_SECONDS = 60
-CARRIED = re.compile(r"(PIP_\w+|\w+_(proxy|PROXY)|SSL_CERT_\w+|\w+_CA_BUNDLE)")
-"""Variables of package clients."""
 #: Prints the number of its user, and what comes of writing below / and of a call that the filter refuses.
 LOOK = """
 import ctypes, errno, os
@@ -43,9 +34,9 @@ print(os.getuid(), written, errno.errorcode.get(ctypes.get_errno(), "fine"))
 """
 
 
-def docker(*arguments: str, given: str | None = None) -> str:
+def docker(*arguments: str) -> str:
     """What a command of Docker's printed; it must succeed."""
-    done = subprocess.run(["docker", *arguments], cwd=ROOT, input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(["docker", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout.strip()
 
@@ -60,21 +51,13 @@ def documented() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The image, built with nothing but a base of another name."""
-    made = subprocess.run([ROOT / "tests/tools/make_base_image", BASE], capture_output=True, text=True, check=False)
-    if made.returncode:
+def image() -> str:
+    """The image; `scripts/test` has built it, and what it is made of decides whether that is up to date."""
+    made = subprocess.run([ROOT / "tests/tools/make_server_image"], capture_output=True, text=True, check=False)
+    if made.returncode == 69:
         pytest.skip(f"no base image: {made.stderr[-300:]}")
-    sources = tmp_path_factory.mktemp("sources")
-    subprocess.run([ROOT / "tests/tools/bare_root", "carry", sources / "root", "bookworm"], check=True)
-    told = [f"ENV {name}={json.dumps(value)}" for name, value in os.environ.items() if CARRIED.fullmatch(name)]
-    (sources / "Dockerfile").write_text("\n".join([f"FROM {BASE}", "COPY root /", *told]))
-    docker("build", "--tag", f"{NAME}/base", str(sources))
-    build = ("build", "--network=host", "--build-arg", f"BASE={NAME}/base")
-    docker(*build, "--target=made", "--tag", f"{NAME}/made", ".")  # named, or it would stay behind without a name
-    docker(*build, "--tag", f"{NAME}/server", ".")
-    yield f"{NAME}/server"
-    docker("rmi", "--force", f"{NAME}/server", f"{NAME}/made", f"{NAME}/base")
+    assert made.returncode == 0, f"{made.stdout[-3000:]}{made.stderr[-3000:]}"
+    return f"{NAME}/server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +87,9 @@ class Container:
             time.sleep(0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running(image: str) -> Iterator[Container]:
-    """The command of the page; only the names are the test's, and the port on this machine."""
+    """The command of the page; only the names are the test's, the port on this machine, and how often it is checked."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     *options, last = documented()
@@ -119,7 +102,7 @@ def running(image: str) -> Iterator[Container]:
     assert stands_for.keys() <= {*options}
     serves = json.loads(docker("inspect", "--format", "{{json .Config.Cmd}}", image))
     words = [stands_for.get(word, word) for word in options]
-    name = docker("run", *words, image, *serves, "--allowed-host", f"127.0.0.1:{port}")
+    name = docker("run", "--health-interval=1s", *words, image, *serves, "--allowed-host", f"127.0.0.1:{port}")
     try:
         yield Container(name, f"http://127.0.0.1:{port}")
     finally:
@@ -142,7 +125,6 @@ async def test_with_the_options_of_the_page_a_call_over_http_is_whole(running: C
 
 def test_what_the_options_leave_to_the_server_itself(running: Container) -> None:
     """No root, nothing to write but its state, and no key ring."""
-    running.wait()
     assert running.run("/opt/glovebox/bin/python", "-I", "-c", LOOK) == "8321 EROFS EPERM"
 
 
