@@ -10,7 +10,7 @@ from tests.perf.measures import MEASURES, count_static
 AT_MOST = {
     "warm_files": 35,  # 35
     "warm_moves": 200,  # 200
-    "warm_returns": 165,
+    "warm_returns": 170,  # 164 to 166: each wait of a coroutine counts, and load decides how many there are
     "warm_off": 0,  # 0
     "warm_idle": 4,
     "egress_files": 25,  # 25

@@ -80,10 +80,8 @@ class Found:
 async def storm(place: Path, *, stops: int, driver: str, start: str = "warm", seed: int = 1) -> Found:
     """Stop ``stops`` runs of two servers that have their state in ``place``."""
     settings = _settings(place)
-    # Their own limits end no program, however long its stop takes to come.
-    text = profile("run_python", driver, wall=600).replace("cpu_seconds = 10", "cpu_seconds = 600")
-    text += f'[python]\nstart = "{start}"\n'
-    (place / "profiles" / "run_python.toml").write_text(text)
+    text = profile("run_python", driver, wall=600).replace("cpu_seconds = 10", "cpu_seconds = 600")  # a stop ends it
+    (place / "profiles" / "run_python.toml").write_text(f'{text}[python]\nstart = "{start}"\n')
     found = Found()
     party = _Party(settings=settings, bound=BOUND[driver], drawn=random.Random(seed), left=stops, found=found)  # noqa: S311 - no secret
     async with anyio.create_task_group() as tasks:
