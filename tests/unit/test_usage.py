@@ -81,20 +81,18 @@ async def test_what_the_group_counts_ends_the_program_once(
 
 
 def test_processor_time_is_counted_where_cpuacct_has_a_hierarchy_of_its_own(tmp_path: Path) -> None:
-    """A host of v1 may mount it apart from ``cpu``; the control mounts them as one."""
+    """A host of v1 may mount it apart from ``cpu``; the control mounts them as one. All groups together weigh 1/8."""
     for apart in (True, False):
         root = tmp_path / str(apart)
-        for controller in ("memory", "pids", "cpu"):
-            (root / controller).mkdir(parents=True)
+        for controller in ("memory", "pids", "cpu", *["cpuacct"] * apart):
+            (root / controller / "glovebox").mkdir(parents=True)
             (root / controller / "cgroup.procs").touch()
-        if apart:
-            (root / "cpuacct").mkdir()
-            (root / "cpuacct" / "cgroup.procs").touch()
-        else:
+        if not apart:
             (root / "cpuacct").symlink_to("cpu")
+        (shares := root / "cpu/glovebox/cpu.shares").touch()
         hierarchy = detect("server", root)
         assert hierarchy is not None
-        assert len(hierarchy.parents) == 3 + apart
+        assert (len(hierarchy.parents), shares.read_text()) == (3 + apart, "128")
         group = Cgroup(hierarchy, "s1", {})
         (root / "cpuacct" / "glovebox" / "server" / "s1" / "cpuacct.usage").write_text("1500000000\n")
         assert group.cpu_seconds() == 1.5
