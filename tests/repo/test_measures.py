@@ -21,7 +21,7 @@ AT_MOST = {
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 10,  # 15
-    "words": 29_613,  # 30,000
+    "words": 29_612,  # 30,000
     # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
     "test_lines": 78_992,  # 52,000
     "core_files": 25,
