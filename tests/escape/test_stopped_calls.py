@@ -6,8 +6,8 @@ import pytest
 from tests.fixtures.brokered import DRIVERS
 from tests.soak.stops import storm
 
-STOPS = 3
-"""One at each stage. ``python -m tests.soak.stops`` makes a thousand, and says whether each call ended in time."""
+STOPS = 6
+"""Two at each stage. ``python -m tests.soak.stops`` makes a thousand, and says whether each call ended in time."""
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,8 @@ class Found:
     def report(self) -> dict[str, Any]:
         """For people."""
         told = sorted(self.seconds)
-        middle = {f"p{share}": round(told[len(told) * share // 100], 3) for share in (50, 95, 99)} if told else {}
-        worst = round(told[-1], 3) if told else None
-        return {**asdict(self), "seconds": {**middle, "max": worst}, "good": self.good}
+        shares = {f"p{share}": round(told[len(told) * share // 100], 3) for share in (50, 95, 99)} if told else {}
+        return {**asdict(self), "seconds": {**shares, "max": round(told[-1], 3) if told else None}, "good": self.good}
 
 
 async def storm(place: Path, *, stops: int, driver: str, start: str = "warm", seed: int = 1) -> Found:
@@ -230,11 +230,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="glovebox-stops-") as directory:
         place = Path(directory)
         place.chmod(0o755)
-
-        async def make() -> Found:
-            return await storm(place, stops=given.stops, driver=given.driver, start=given.start, seed=given.seed)
-
-        found = anyio.run(make)
+        wanted = partial(storm, place, stops=given.stops, driver=given.driver, start=given.start, seed=given.seed)
+        found = anyio.run(wanted)
     sys.stdout.write(json.dumps(found.report(), indent=2) + "\n")
     return 0 if found.good else 1
 
