@@ -36,7 +36,7 @@ class Light:
 
 @pytest.mark.parametrize(("version", "file", "default"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
 def test_a_group_weighs_as_much_as_its_part(version: int, file: str, default: int, tmp_path: Path) -> None:
-    """Of what every group begins with; and one that is gone is none to weigh."""
+    """Of what every group begins with; one that is gone, or a container's that is not seen, is none to weigh."""
     parents = tuple(tmp_path / name for name in ("memory", "pids", "cpu")[: 3 if version == 1 else 1])
     for parent in parents:
         parent.mkdir()
@@ -48,16 +48,8 @@ def test_a_group_weighs_as_much_as_its_part(version: int, file: str, default: in
     weight.unlink()
     (parents[-1] / "s1").rmdir()
     group.weigh(1)
+    GroupFiles({}).weigh(1)
     assert not weight.exists()
-
-
-@pytest.mark.parametrize(("controller", "file", "default"), [("cpu", "cpu.shares", 1024), ("", "cpu.weight", 100)])
-def test_a_container_weighs_as_much_as_its_part(controller: str, file: str, default: int, tmp_path: Path) -> None:
-    """In the kernel itself, on both versions; where no groups are seen, nothing happens."""
-    (tmp_path / file).touch()
-    GroupFiles({"memory": str(tmp_path / "elsewhere"), controller: str(tmp_path)}).weigh(4)
-    assert (tmp_path / file).read_text() == str(default // 4)
-    GroupFiles({}).weigh(4)
 
 
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "control"])

@@ -99,6 +99,17 @@ def test_processor_time_is_counted_where_cpuacct_has_a_hierarchy_of_its_own(tmp_
         assert set(group.read_back(None)) == {"in its control group"}
 
 
+def test_on_v2_all_sandboxes_together_weigh_an_eighth_of_a_group(tmp_path: Path) -> None:
+    """What stands beside their parent, such as the server's, comes first."""
+    (tmp_path / "cgroup.controllers").touch()
+    (parent := tmp_path / "glovebox-server").mkdir()
+    for group in (tmp_path, parent):
+        (group / "cgroup.subtree_control").write_text("memory pids cpu")
+    (parent / "cpu.weight").touch()
+    assert detect("server", tmp_path) == Hierarchy(version=2, parents=(parent,))
+    assert (parent / "cpu.weight").read_text() == "12"
+
+
 @pytest.mark.parametrize(
     ("version", "file", "content", "seconds"),
     [

@@ -36,8 +36,8 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 _WEIGHT = {"cpu": ("cpu.shares", 1024), "": ("cpu.weight", 100)}
 """By controller: the file, and the default of every group."""
 _PARTS = 8
-"""All sandboxes together weigh 1/8 of one process of the host: it comes first. With a whole one, six sandboxes whose
-many threads often sleep kept Linux 6.18.44 from running anything else for up to 40 s."""
+"""All sandboxes together weigh 1/8 of one process of the host, on v2 of a group beside theirs, which come first. With a
+whole one, six sandboxes whose many threads often sleep kept Linux 6.18.44 from running anything else for up to 40 s."""
 _ACCOUNT = "cpuacct"
 """On v1, the controller of processor time: mostly in one hierarchy with ``cpu``, else in its own."""
 
