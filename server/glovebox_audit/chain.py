@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, cast
 
@@ -100,13 +100,15 @@ class Draft:
     """``data`` as canonical JSON."""
     parts: Mapping[str, bytes] = field(default_factory=dict)
     """The same field by field."""
+    table: "Draft | None" = None
+    """The ``sandbox.table`` that it names, to be in the same segment before it."""
 
     def of_call(self, call_id: str, whose: Mapping[str, str]) -> "Draft":
         """Return this event of this call, with these fields; raises ValueError unless drafted for that."""
         if self.call_id is not None:
             raise ValueError("it was drafted of a call")
         parts = {**self.parts, **{name: canonical(value) for name, value in whose.items()}}
-        return Draft(kind=self.kind, call_id=call_id, data={**self.data, **whose}, encoded=join_parts(parts))
+        return replace(self, call_id=call_id, data={**self.data, **whose}, encoded=join_parts(parts), parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

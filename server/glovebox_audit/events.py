@@ -95,10 +95,20 @@ class SandboxStarted(CallEvent, kind="sandbox.started"):
     driver: str
     level: str
     plan_digest: str
+    table: str | None = None
     measured: Mapping[str, Any]
-    fields: tuple[Mapping[str, Any], ...] = ()
+    fields: tuple[Mapping[str, Any], ...] | None = None
     host: Mapping[str, str] | None = None
     verified: bool
+
+
+class SandboxTable(Event, kind="sandbox.table"):
+    """The measurements that sandboxes of a plan share. On disk, in their segment, before a record that names it."""
+
+    digest: str
+    measured: Mapping[str, Any]
+    fields: tuple[Mapping[str, Any], ...]
+    host: Mapping[str, str]
 
 
 class EgressDecided(CallEvent, kind="egress.decided"):

@@ -9,8 +9,10 @@ Rule 5  Bytes after the last whole record, left by a crash, are ended with a lin
         length and digest follows. They stay in place: the file is evidence.
 Rule 6  Every allowed call gets one end. If its own cannot be written, ``call.lost`` is. Its server writes it with the
         next record, or the next server that starts does after its server is gone (``writers``).
-Rule 7  A file whose last record is a seal gets no more. It moves to ``segments/``. The next file takes its name when it
-        is whole with its first record. Any process that finds a seal at the end finishes this.
+Rule 7  A segment's tree grows with each record, so no call waits for its seal. It is of what was written: a file that
+        was changed since does not fit it. A file whose last record is a seal gets no more. It moves to ``segments/``.
+        The next file takes its name when it is whole with its first record. Any process that finds a seal at the end
+        finishes this.
 Rule 8  A segment is removed after a record that says so, the oldest first.
 
 Never call it on the event loop: it waits for the lock and for the disk.
@@ -25,14 +27,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, place, read, writers
 from glovebox_audit.chain import Draft, EvidenceError, Head, Record, draft
 from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed
 from glovebox_audit.place import AuditError
-from glovebox_audit.segments import files, rotation
+from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, SegmentStart
 from glovebox_audit.segments.merkle import Contents
 from glovebox_audit.segments.rotation import Removal, Rotation, Seal
@@ -51,6 +52,9 @@ _MAX_REMOVED_AT_ONCE = 1024
 
 #: Growth of the log before a failed rotation is tried again.
 _AGAIN_BYTES = 1 << 20
+
+#: Bytes of a segment that was there before, hashed after each commit: two milliseconds.
+_STEP_BYTES = 1 << 17
 
 #: Makes a draft from the record written right before it, to name its place and hash.
 Follower = Callable[[Record], Draft]
@@ -78,7 +82,11 @@ class LogFile:
         self._log_fd = -1
         self._start = SegmentStart()
         self._due_size, self._due_time = sys.maxsize, math.inf
+        self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
+        """The segment's tree, and how far it goes: the last record, or a number beyond all if none is to be hashed."""
         self._sealed = False
+        self._tables: set[bytes] = set()
+        """The tables of sandboxes that this process has written to the segment."""
         with contextlib.ExitStack() as stack, place.translated(directory, "open the audit log"):
             self._place = stack.enter_context(place.opened(directory))
             if self._place.found(files.DIRECTORY):
@@ -111,7 +119,7 @@ class LogFile:
 
         The first is no ``Follower``. ``lost`` are ended calls of this process whose own last record could not be
         written, each with the reason. Those without an end in the log get it in the same write. Return the records of
-        lost calls, then one for each draft.
+        tables and of lost calls, then one for each draft.
 
         Raises:
             AuditError: the disk refused, the lock is held too long, or the log was tampered with.
@@ -122,7 +130,10 @@ class LogFile:
                 # If a failed write could not be truncated, the end of a call may be there although we reported none.
                 without_end = {call: reason for call, reason in (lost or {}).items() if call in self.calls}
                 ends = [draft(self.calls.lost(call, "log", reason)) for call, reason in without_end.items()]
-                records = self._append([*ends, *drafts])
+                named = {each.table.encoded: each.table for each in drafts if isinstance(each, Draft) and each.table}
+                tables = [table for encoded, table in named.items() if encoded not in self._tables]
+                records = self._append([*tables, *ends, *drafts])
+                self._tables.update(named)
                 since = self.calls.since(self.head)
                 written = self._writer.since
                 if written is None or since.size - written.size >= writers.STEP_BYTES:
@@ -132,14 +143,24 @@ class LogFile:
             raise place.unavailable(
                 self._directory, f"record {getattr(drafts[0], 'kind', 'what follows')}", error
             ) from error
-        if self.head.size >= self._due_size or time.time() >= self._due_time:
-            # The records are on the disk, whatever becomes of this. The next commit finishes what is begun.
-            self._due_size, self._due_time = self.head.size + _AGAIN_BYTES, math.inf
-            try:
-                self._rotate()
-            except (OSError, AuditError) as error:
-                _log.warning("The audit log continues in one file, not sealed: %s", error)
+        # The records are on the disk, whatever becomes of this.
+        self._keep_up()
         return records
+
+    def _keep_up(self) -> None:
+        """Hash some of what was there before, and seal a segment that is due and hashed; one that is overdue anyway."""
+        overdue = self.head.size >= self._due_size + _AGAIN_BYTES or time.time() >= self._due_time
+        due = overdue or self.head.size >= self._due_size
+        if not due and self._hashed.seq >= self.head.seq:
+            return
+        try:
+            if self._hash(sys.maxsize if overdue else _STEP_BYTES) and due:
+                self._rotate()
+        except (OSError, AuditError) as error:
+            # Once more after some growth. The next commit finishes what is begun.
+            self._due_size, self._due_time = self.head.size + _AGAIN_BYTES, math.inf
+            self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
+            _log.warning("The audit log continues in one file, not sealed: %s", error)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -185,6 +206,7 @@ class LogFile:
         self._write(ending + b"".join(record.line for record in records))
         for record, end in zip(records, before, strict=True):
             self.calls.note(record, end)
+            self._add(record, end)
         self._move_head(tail)
         return records
 
@@ -229,6 +251,7 @@ class LogFile:
                 raise self._place.tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
             if record.server == self._server:
                 self.calls.note(record, tail)
+            self._add(record, tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
             self._sealed = record.kind == SegmentSealed.kind
         self.head = tail
@@ -289,7 +312,10 @@ class LogFile:
     def _take(self, descriptor: int, start: SegmentStart) -> None:
         self._close_file()
         self._log_fd, self._start, self._sealed = descriptor, start, False
+        self._tables.clear()
+        self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
         if self._rotation is not None:
+            self._hashed = start.before
             self._due_size = start.before.size + self._rotation.segment_bytes
             self._due_time = (start.time or time.time()) + self._rotation.segment_seconds
 
@@ -299,41 +325,54 @@ class LogFile:
             self._log_fd = -1
 
     def _rotate(self) -> int | None:
-        """Seal the segment. Most of it is hashed without the lock, because it does not change."""
+        """Seal the segment."""
         if self._rotation is None or not self._place.may_rename(self._log_fd):
             return None
-        start, contents = self._start, Contents()
-        with os.fdopen(os.dup(self._log_fd), "rb") as file:
-            file.seek(0)
-            grown = self._grow(contents, file, start.before)
-            with self._locked():
-                self._catch_up()
-                # Another process was first, or it holds nothing but its beginning.
-                if self._start is not start or self.head.seq - start.before.seq <= (start.number > 1):
-                    return None
-                self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
-                for number in files.listed(self._directory)[0]:
-                    self._place.check(files.name(number))
-                size = self.head.size - start.before.size
-                self._grow(contents, file, grown)
-                seal = Seal.of(start.number, contents, size=size, after=start.before, last=self.head, time=_now())
-                self._append([draft(seal.event(self._rotation.signer))])
-                self._sealed = True
-                self._go_on()
-                self._retain()
+        start = self._start
+        self._hash()
+        with self._locked():
+            self._catch_up()
+            # Another process was first, or it holds nothing but its beginning.
+            if self._start is not start or self.head.seq - start.before.seq <= (start.number > 1):
+                return None
+            self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
+            for number in files.listed(self._directory)[0]:
+                self._place.check(files.name(number))
+            size = self.head.size - start.before.size
+            self._hash()
+            seal = Seal.of(start.number, self._contents, size=size, after=start.before, last=self.head, time=_now())
+            self._append([draft(seal.event(self._rotation.signer))])
+            self._sealed = True
+            self._go_on()
+            self._retain()
         return start.number
 
-    def _grow(self, contents: Contents, file: BufferedReader, end: Head) -> Head:
-        """Hash up to the tail; only a verified chain is signed."""
-        for _, line, free in read.raw_lines(file, file.tell(), self.head.size - self._start.before.size):
-            if free:
-                end = chain.linked(line, end) or Head(seq=-1)
-                if end.seq < 0:  # also right behind the tail, as nothing else may be there
-                    break
-                contents.add(line)
-        if (end.seq, end.hash) != (self.head.seq, self.head.hash):
-            raise self._place.tampered("a record in it was changed, so it is not sealed")
-        return end
+    def _add(self, record: Record, before: Head) -> None:
+        """Hash one more record, if all before it are."""
+        if self._hashed.seq == before.seq:
+            self._contents.tree.add(merkle.leaf_hash(record.line))
+            self._contents.count(record.call_id, record.data)
+            self._hashed = Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line))
+
+    def _hash(self, most: int = sys.maxsize) -> bool:
+        """Hash at most ``most`` bytes that were there before, if they are chained; return whether all are hashed."""
+        if self._hashed.seq > self.head.seq:  # it failed before
+            self._hashed = self._start.before
+        first, base = self._hashed, self._start.before.size
+        with os.fdopen(os.dup(self._log_fd), "rb") as file:
+            until = min(first.size + most, self.head.size)
+            for at, line, free in read.raw_lines(file, first.size - base, until - base):
+                if free:
+                    end = chain.linked(line, self._hashed)
+                    if end is None:  # also right behind the tail, as nothing else may be there
+                        break
+                    self._contents.add(line)
+                    self._hashed = Head(seq=end.seq, hash=end.hash, size=base + at + len(line))
+        if (self._hashed.seq, self._hashed.hash) == (self.head.seq, self.head.hash):
+            return True
+        if most < sys.maxsize:  # a line that is longer, or a gap, whose record is further on
+            return self._hashed is first and self._hash()
+        raise self._place.tampered("a record in it was changed, so it is not sealed")
 
     def _go_on(self) -> None:
         """Move a file that ends with a seal away, unless that was done, and enter the next."""
@@ -365,6 +404,7 @@ class LogFile:
             os.close(descriptor)
             raise
         self._take(descriptor, SegmentStart(number=number, before=before, time=time.time()))
+        self._add(record, before)
         self._place.sync()
         self._move_head(Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line)))
         # Else a power cut could leave it one file behind, whose records the next start would read.

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from glovebox_audit import chain, place
 from glovebox_audit.chain import EvidenceError, Head, Record
-from glovebox_audit.events import EVENTS, CallDecided, GapRecorded
+from glovebox_audit.events import EVENTS, CallDecided, GapRecorded, SandboxTable
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments import files
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
@@ -38,6 +38,9 @@ LATEST_SECONDS = 900.0
 
 #: A synchronized clock is set back by less than this.
 SKEW_SECONDS = 60.0
+
+#: In the line of each table of sandboxes.
+TABLE = f'"kind":"{SandboxTable.kind}"'
 
 #: Bytes read of a file to find its time span: its first and its last line.
 _SPAN_BYTES = 1 << 14
@@ -324,7 +327,7 @@ def records_of(directory: Path, call_id: str) -> list[Record]:
 
 
 def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -> Generator[Record, None, None]:
-    """Yield the records of one call from segments near its id's time.
+    """Yield the records of one call, and the table of its sandbox, from segments near its id's time.
 
     Its first record is searched in segments that span that time, from ``SKEW_SECONDS`` before it to ``LATEST_SECONDS``
     after it, and in segments whose own times do not run forward. The others are searched from there to its end. Records
@@ -347,7 +350,7 @@ def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -
                 if forward and not (first <= made + LATEST_SECONDS and made - SKEW_SECONDS <= last):
                     continue
             charge(size)
-            for record in records_in(log, size, call_id):
+            for record in _with_tables(log, size, call_id):
                 begun, ended = True, ended or is_last(record)
                 yield record
             if ended:
@@ -377,6 +380,18 @@ def records_in(log: BinaryIO, size: int, call_id: str, start: int = 0) -> Iterat
     return (record for record in records_with(log, size, [call_id], start) if record.call_id == call_id)
 
 
+def _with_tables(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:
+    """Yield the records of a call in one file, each after the table of sandboxes that it names."""
+    tables: dict[object, Record] = {}
+    for record in records_with(log, size, [call_id, TABLE]):
+        if record.kind == SandboxTable.kind:
+            tables[record.data.get("digest")] = record
+        elif record.call_id == call_id:
+            if (named := record.data.get("table")) in tables:
+                yield tables.pop(named)
+            yield record
+
+
 def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0) -> Iterator[Record]:
     """Yield the records of one file that contain one of the texts, between two line starts."""
     gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
@@ -386,13 +401,13 @@ def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0)
                 yield chain.parse(os.pread(log.fileno(), length, at))
 
 
-def records_about(directory: Path, texts: Collection[str], since: Record) -> list[Record]:
-    """Return records of no call with one of the texts, from ``since``'s segment on; raises like ``opened``."""
+def records_about(directory: Path, texts: Collection[str], since: int) -> list[Record]:
+    """Return records of no call with one of the texts, from record ``since``'s segment on; raises like ``opened``."""
     found: list[Record] = []
     with opened(directory) as snapshot:
         for log, size in snapshot.each(newest_first=True):
             found[:0] = [record for record in records_with(log, size, texts) if record.call_id is None]
             first, _ = parsed(files.line_at(log.fileno(), 0))
-            if first is None or first.seq <= since.seq:
+            if first is None or first.seq <= since:
                 break
     return found

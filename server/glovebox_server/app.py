@@ -41,7 +41,7 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets.budgets import opened as open_budgets
 from glovebox_server.guards.credentials.sources import CredentialCache
-from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
+from glovebox_server.guards.journal.journal import CallJournal, SandboxDescriber
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.stops.stops import Stops
@@ -172,7 +172,7 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool) -> tupl
     await enter(app.artifacts.opened())
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
-    pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=shared))
+    pool = await enter(pools.open_pool(partial(_record, audit), SandboxDescriber(), shared=shared))
     await enter(_on_record(app))
     await enter(app.refusals.recorded(audit))
     tasks = await enter(anyio.create_task_group())

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import mcp_types as types
@@ -92,11 +93,14 @@ async def test_a_call_whose_tool_failed_is_a_failed_one_everywhere(tmp_path: Pat
         (records,) = (await client.read_resource(f"audit://calls/{call_id}")).contents
     assert isinstance(records, types.TextResourceContents)
     assert '"failed":true' in records.text
+    assert records.text.index('"kind":"sandbox.table"') < records.text.index('"kind":"sandbox.started"')
     assert "sales" not in records.text  # where it read is the operator's to know
     failed = json.loads(glovebox("audit", "query", "--outcome", "failed", "--json", "--state-dir", str(state)).stdout)
     assert [(each["call_id"], each["exit_code"]) for each in failed["calls"]] == [(call_id, 0)]
     page = " ".join(glovebox("audit", "show", call_id, "--state-dir", str(state)).stdout.split())
     assert "workspace sales" in page
+    assert re.search(r"as planned; (\d+) of \1 fields hold", page)
     assert "failed, exit_code 0, its result is an error" in page.replace("exit code", "exit_code")
     shown = " ".join(glovebox("receipt", "show", call_id, "--state-dir", str(state)).stdout.split())
     assert "outcome.exit_code 0 outcome.failed True" in shown
+    assert "dumpable 0 0 ok namespaces shared with the host [] [] [] ok" in shown  # from the table of the log

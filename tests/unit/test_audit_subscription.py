@@ -1,7 +1,7 @@
 """Reading the log: its last lines, one call where its id says that it is, and what comes next, never in its way."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -230,13 +230,13 @@ class Days:
         self.scanned: list[str] = []
         monkeypatch.setattr("glovebox_audit.chain.time.time_ns", lambda: round(self.now * 1e9))
         monkeypatch.setattr(audit_file, "_now", self._written)
-        records_in = read.records_in
+        records_with = read.records_with
 
-        def counted(log: Any, size: int, call_id: str, start: int = 0) -> Iterator[Record]:
+        def counted(log: Any, size: int, texts: Iterable[str], start: int = 0) -> Iterator[Record]:
             self.scanned.append(str(size))
-            return records_in(log, size, call_id, start)
+            return records_with(log, size, texts, start)
 
-        monkeypatch.setattr(read, "records_in", counted)
+        monkeypatch.setattr(read, "records_with", counted)
         self.log = LogFile(directory, "s_1", segments.rotation(size=1 << 30))
 
     def _written(self) -> str:

@@ -142,7 +142,8 @@ def test_the_control_a_right_call_runs(home: Home) -> None:
     assert (code, body["stdout"]["text"], body["error"]) == (OK, "1\n", None)
     assert body["usage"]["cpu_ms"] > 0  # small, but told: not counted in steps of a clock tick
     assert body["usage"]["cpu_ms"] % 10
-    assert home.kinds()[-5:-1] == ["call.decided", "sandbox.started", "call.finished", "receipt.signed"]
+    told = ["call.decided", "sandbox.table", "sandbox.started", "call.finished", "receipt.signed"]
+    assert home.kinds()[-6:-1] == told
 
 
 @needs_bubblewrap

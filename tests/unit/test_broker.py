@@ -36,7 +36,7 @@ from glovebox_server.calls import CallResult, Principal
 from glovebox_server.core.broker import Broker, _pass_on, _show_live
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.admission.admission import Admission
-from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
+from glovebox_server.guards.journal.journal import CallJournal, SandboxDescriber
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
@@ -207,7 +207,7 @@ async def a_pool() -> AsyncIterator[pools.Pool]:
         return None
 
     async def hold() -> None:
-        async with pools.open_pool(ignore, sandbox_started) as pool:
+        async with pools.open_pool(ignore, SandboxDescriber()) as pool:
             ready.set_result(pool)
             await over.wait()
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
-from tests.fixtures.audit_logs import decided, finished
+from tests.fixtures.audit_logs import SHARED, TABLE, decided, finished, started
 
 import glovebox_profiles
 import glovebox_sandboxes
@@ -136,6 +136,24 @@ def test_a_bundle_that_says_less_is_refused(directory: Path, change: Callable[[A
             verify(forged(content, change), keys)
 
 
+def test_what_sandboxes_share_goes_along_for_each_record_that_names_it(tmp_path: Path) -> None:
+    """From whichever segment of the call has it; a changed or absent one is refused, unless its maker says so."""
+    log = LogFile(tmp_path / "audit", "s_1", segments.rotation(1 << 30))
+    record(log, decided("c_1"), OURS)
+    log.seal()
+    log.commit([started("c_1", OURS)])
+    record(log, finished("c_1"), OURS)
+    log.seal()
+    log.close()
+    content = made(tmp_path / "audit")
+    found = verify(content, segments.KEYS).evidence
+    assert found.tables == {TABLE: SHARED}
+    assert f"Measured of sandboxes <code>{TABLE}" in report.page(found)
+    for text, reason in (({TABLE: {**SHARED, "host": {}}}, "has another digest"), ({}, "by its records, and left")):
+        with pytest.raises(EvidenceError, match=f"the table {TABLE} .*{reason}"):
+            verify(forged(content, lambda told, text=text: told.update(tables=text)), segments.KEYS)  # type: ignore[misc]
+
+
 def test_the_key_decides_who_sealed_it(directory: Path) -> None:
     """Another key is refused, and never named as one that signed; without one nothing is said of who it was."""
     other = Ed25519PrivateKey.generate().public_key()
@@ -203,7 +221,7 @@ def test_another_page_has_another_number(tmp_path: Path) -> None:
     page = report.page(replace(found, records=records, seals=(found.seals[0].model_copy(update={"time": "then"}),)))
     number = evidence.VERSION.rpartition("+")[2]
     assert (number, chain.digest({"page": page})) == (
-        "page.2",
+        "page.3",
         "sha256:c7961da58f4fc3ccd5481c6c54359b5b45d53d0f258990a0939dda678334e923",
     )
 

@@ -122,7 +122,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "a segment twice": (lambda x: x["segments"].append(x["segments"][0]), "segment 1 does not follow the one before"),
     "no seal": (lambda x: x["segments"][0].update(seal=None), "its fields: segments.0.seal"),
     "another type": (lambda x: x.update(type="x"), "does not have its fields"),
-    "a newer type": (lambda x: x.update(type=evidence.TYPE[:-1] + "2"), "made by a newer Glovebox"),
+    "a newer type": (lambda x: x.update(type=evidence.TYPE[:-1] + "3"), "made by a newer Glovebox"),
 }
 
 

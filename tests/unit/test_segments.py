@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from tests.fixtures import segments
-from tests.fixtures.audit_logs import decided, finished, log_lines
+from tests.fixtures.audit_logs import decided, finished, log_lines, started
 
 from glovebox_audit import chain, read, subscription
+from glovebox_audit import file as audit_file
 from glovebox_audit.chain import Head, draft
 from glovebox_audit.events import SegmentBegun, ServerStopped
 from glovebox_audit.file import LogFile
@@ -92,10 +93,66 @@ def test_a_file_that_is_full_is_sealed_and_the_next_is_chained_to_it(directory: 
     assert head.size == sum(len(line) for line in segments.all_lines(directory))
 
 
+def test_a_table_is_written_once_in_each_segment_before_what_names_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each process that writes to it; where the disk refused it, with the next that names it."""
+    file = LogFile(directory, "s_1", segments.rotation())
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", lambda _: os.close(-1))
+        with pytest.raises(AuditError, match="record sandbox"):
+            file.commit([started("c_0")])
+    found = [file.commit([draft(decided(f"c_{number}")), started(f"c_{number}")]) for number in range(9)]
+    again = LogFile(directory, "s_2", segments.rotation(1 << 30))
+    assert [each.kind for each in again.commit([started("c_8")])] == ["sandbox.table", "sandbox.started"]
+    kinds = [[each.kind for each in records] for records in found]
+    assert kinds[0] == ["sandbox.table", "call.decided", "sandbox.started"]
+    parts = [*sorted((directory / "segments").iterdir()), directory / "audit.jsonl"]
+    assert len(parts) > 2
+    for part in parts:
+        lines = [chain.parse(line).kind for line in part.read_bytes().splitlines(keepends=True)]
+        first = next(number for number, kind in enumerate(lines) if kind == "sandbox.started")
+        assert lines[:first].count("sandbox.table") == 1
+        assert lines.count("sandbox.table") == 1 + (part is parts[-1])
+    assert verify(directory, keys=segments.KEYS).ok
+
+
+def test_a_tree_grows_with_each_record_and_what_was_there_before_is_hashed_in_steps(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no commit hashes more than a step, that of the seal included; one that is long overdue hashes all at once."""
+    hashed: list[int] = []
+    linked = chain.linked
+
+    def counted(line: bytes, before: Head) -> Head | None:
+        hashed.append(len(line))
+        return linked(line, before)
+
+    monkeypatch.setattr(chain, "linked", counted)
+    monkeypatch.setattr(audit_file, "_STEP_BYTES", 4096)
+    segments.fill(directory, 40, size=1 << 30)
+    assert hashed == []
+    size = read.head(directory).size
+    monkeypatch.setattr(audit_file, "_AGAIN_BYTES", 9000)
+    for late, most in ((0, 4096), (9000, size)):
+        copy = directory.with_name(f"copy{late}")
+        shutil.copytree(directory, copy)
+        file = LogFile(copy, "s_2", segments.rotation(size - late))
+        steps: list[int] = []
+        while not (copy / "segments").exists():
+            file.commit([draft(decided(f"c_{len(steps)}"))])
+            steps.append(sum(hashed))
+            hashed.clear()
+        file.close()
+        assert abs(max(steps) - most) < 1024
+        assert (len(steps) == 1) is bool(late)
+        assert verify(copy, keys=segments.KEYS).ok
+
+
 @pytest.mark.long
 def test_nothing_is_sealed_before_it_is_due_with_the_shipped_numbers(directory: Path) -> None:
-    """64 MiB or a day: a log one record short of it is one file, with that record it is not (the control)."""
-    assert (SEGMENT_BYTES, SEGMENT_SECONDS) == (64 * 2**20, 86400)
+    """16 MiB or a day: a log one record short of it is one file, with that record it is not (the control)."""
+    assert (SEGMENT_BYTES, SEGMENT_SECONDS) == (16 * 2**20, 86400)
     file = LogFile(directory, "s_1", Rotation(signer=segments.SIGNER))
     big = draft(ServerStopped(reason="x" * 1_000_000))
     while read.head(directory).size + 1_000_300 < SEGMENT_BYTES:

@@ -4,8 +4,8 @@ Rule 1  Each segment's seal is signed, and names the seal before it: from the fi
 Rule 2  A seal counts the records of each call and run in its segment (``segments.merkle``). A bundle holds
         exactly as many, so one left out is detected.
 Rule 3  Each record lies below the root that its seal signed, so none was changed or inserted.
-Rule 4  Profiles and policies are those that the records name, and each text has its digest. That one is absent, since
-        it changed, is the claim of the bundle's maker.
+Rule 4  Profiles, policies and tables of sandboxes are those that the records name, and each text has its digest. That
+        one is absent, since it changed, is the claim of the bundle's maker.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from glovebox_audit import chain
 from glovebox_audit import read as reading
 from glovebox_audit.chain import EvidenceError, Record
-from glovebox_audit.events import CallDecided, ReceiptSigned, SegmentSealed
+from glovebox_audit.events import CallDecided, ReceiptSigned, SandboxStarted, SandboxTable, SegmentSealed
 from glovebox_audit.read import Snapshot
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import is_newer
@@ -31,14 +31,14 @@ from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.merkle import CountProof, Node, ProofPart
 from glovebox_audit.segments.rotation import Seal, recorded, signed
 
-TYPE = "https://glovebox.dev/bundle/v1"
-"""A name, never fetched. It changes when a field changes its meaning."""
+TYPE = "https://glovebox.dev/bundle/v2"
+"""A name, never fetched. It changes when an older reader would miss something; the first had no tables."""
 
 try:
     _INSTALLED = version("glovebox-mcp")
 except PackageNotFoundError:  # whoever verifies may have this package alone
     _INSTALLED = "unknown"
-VERSION: Final = f"{_INSTALLED}+page.2"
+VERSION: Final = f"{_INSTALLED}+page.3"
 """Of the maker of bundles. Raise its number when the same evidence gets another page."""
 
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -58,13 +58,14 @@ class _SegmentPart(ProofPart):
 
 
 class _Bundle(ProofPart):
-    type: Literal["https://glovebox.dev/bundle/v1"]
+    type: Literal["https://glovebox.dev/bundle/v1", "https://glovebox.dev/bundle/v2"]
     version: str
     of: Literal["call", "run"]
     id: str
     segments: list[_SegmentPart]
     profiles: dict[str, dict[str, Any] | None]
     policies: dict[str, dict[str, Any] | None]
+    tables: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ class Evidence:
     """By digest; None if the maker says that it is no longer in effect."""
     policies: Mapping[str, Mapping[str, Any] | None]
     """Likewise."""
+    tables: Mapping[str, Mapping[str, Any] | None]
+    """By digest: what sandboxes of a plan had in common. None if its maker says that the log no longer has it."""
     keys: tuple[str, ...]
     """Ids of the keys that signed it, as checked; empty if unknown."""
 
@@ -93,14 +96,14 @@ def is_of(of: str, identity: str, record: Record) -> bool:
     return record.call_id == identity if of == "call" else record.data.get("run") == identity
 
 
-def named(records: Iterable[Record]) -> tuple[set[str], set[str]]:
-    """Return the digests of the profiles and policies that decided the calls."""
-    decided = [each.data for each in records if each.kind == CallDecided.kind]
-    profiles, policies = (
-        {digest for data in decided if isinstance(digest := data.get(name), str) and digest}
-        for name in ("profile_digest", "policy_digest")
-    )
-    return profiles, policies
+def named(records: Iterable[Record]) -> list[set[str]]:
+    """Return the digests of profiles and policies that decided the calls, and of tables of their sandboxes."""
+    wanted = {"profile_digest": CallDecided.kind, "policy_digest": CallDecided.kind, "table": SandboxStarted.kind}
+    told = [(each.kind, each.data) for each in records]
+    return [
+        {digest for kind, data in told if kind == of and isinstance(digest := data.get(name), str) and digest}
+        for name, of in wanted.items()
+    ]
 
 
 def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
@@ -131,7 +134,7 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         raise EvidenceError("its records are not in the order of the log, each once")
     if not records:
         raise EvidenceError(f"it has no record of {of} {identity}")
-    profiles, policies = named(records)
+    profiles, policies, tables = named(records)
     receipts = _receipts(records, keys)
     signers |= {dsse.parse(each).key_id for each in receipts.values()}
     return Evidence(
@@ -143,6 +146,7 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         receipts=receipts,
         profiles=_texts(told.profiles, profiles, "profile"),
         policies=_texts(told.policies, policies, "policy"),
+        tables=_texts(told.tables, tables, "table"),
         keys=tuple(sorted(signers)) if keys else (),
     )
 
@@ -247,15 +251,15 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes:
         current = () if snapshot.log is None else reading.records_with(snapshot.log, snapshot.size, [identity])
         if any(is_of(of, identity, record) for record in current):
             raise EvidenceError("its records are still being written: try again once the run is over", kind="unsealed")
-        segments = []
+        segments, tables = [], dict[str, Any]()
         for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
             with suppress(FileNotFoundError):  # removed in this moment, the oldest first
-                segments.append(_part(snapshot, number, of, identity))
+                segments.append(_part(snapshot, number, of, identity, tables))
     if not any(each["records"] for each in segments):
         hint = "`glovebox audit query` finds calls, and shows their runs"
         raise EvidenceError(f"there is no record of {of} {identity}: {hint}")
     lines = (each["record"].encode() + b"\n" for part in segments for each in part["records"])
-    profiles, policies = named(map(chain.parse, lines))
+    profiles, policies, names = named(map(chain.parse, lines))
     now = texts()
     told = chain.canonical(
         {
@@ -266,20 +270,27 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes:
             "segments": segments,
             "profiles": {digest: now[0].get(digest) for digest in profiles},
             "policies": {digest: now[1].get(digest) for digest in policies},
+            "tables": {digest: tables.get(digest) for digest in names},
         }
     )
     return told + b"\n"
 
 
-def _part(snapshot: Snapshot, number: int, of: str, identity: str) -> dict[str, Any]:
-    """Return a segment's part of the evidence: its seal, the counts, and the wanted records with their paths."""
+def _part(snapshot: Snapshot, number: int, of: str, identity: str, tables: dict[str, Any]) -> dict[str, Any]:
+    """Return a segment's part of the evidence: its seal, the counts, and the wanted records with their paths.
+
+    Tables of sandboxes are added to ``tables``.
+    """
     contents, leaves, records = merkle.Contents(), list[bytes](), list[tuple[int, str]]()
-    last, text = b"", identity.encode()
+    last, text, table = b"", identity.encode(), reading.TABLE.encode()
     with snapshot.segment(number) as (log, size):
         for _, line, free in reading.raw_lines(log, 0, size):
             if free and last:
                 if text in last and (record := reading.parsed(last)[0]) is not None and is_of(of, identity, record):
                     records.append((len(leaves), last.removesuffix(b"\n").decode()))
+                elif table in last and (record := reading.parsed(last)[0]) and record.kind == SandboxTable.kind:
+                    data = dict(record.data)
+                    tables[str(data.pop("digest", ""))] = data
                 leaves.append(contents.add(last))
             last = line if free else last
     try:

@@ -45,6 +45,7 @@ def page(evidence: Evidence) -> str:
             _others(evidence.records),
             *_texts("Profile", evidence.profiles),
             *_texts("Policy", evidence.policies),
+            *_texts("Measured of sandboxes", evidence.tables),
             "</body></html>\n",
         )
     )

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,18 @@ def connections(records: Iterable[chain.Record]) -> Iterator[tuple[str, str]]:
         more += [f"with the credential {data['credential']}"] if data.get("credential") else []
         about = f"{asked} by the rule {data.get('rule')}"
         yield ("reached" if answer else "asked" if allowed else "refused"), ", ".join([about, *more])
+
+
+def completed(started: Mapping[str, Any], records: Iterable[chain.Record]) -> Mapping[str, Any]:
+    """Return the data of a ``sandbox.started`` with its table's, if that is among the records."""
+    tables = (each.data for each in records if each.kind == events.SandboxTable.kind)
+    table = next((each for each in tables if each.get("digest") == started.get("table")), None)
+    with suppress(LookupError, TypeError, ValueError):  # of a forged log
+        if table is not None:
+            fields = {each["field"]: each for each in (*table["fields"], *started.get("fields", ()))}
+            measured = {**table["measured"], **started.get("measured", {})}
+            return {**started, "host": table["host"], "measured": measured, "fields": [*fields.values()]}
+    return started
 
 
 def texts(data: Mapping[str, Any]) -> Iterator[str]:

@@ -89,6 +89,7 @@ class IsolationFound(ProofPart):
     level: str
     plan: str
     verified: bool
+    table: str | None = None
     fields: Annotated[tuple[IsolationField, ...], _Many]
     host: dict[str, str] = Field(default_factory=dict)
 

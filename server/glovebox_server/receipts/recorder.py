@@ -48,7 +48,7 @@ _POLICY = {
 }  # fmt: skip
 _ISOLATION = {
     "sandbox": "sandbox_id", "driver": "driver", "level": "level", "plan": "plan_digest", "verified": "verified",
-    "host": "host", "fields": "fields",
+    "table": "table", "host": "host", "fields": "fields",
 }  # fmt: skip
 _STATEMENT = {"_type": dsse.STATEMENT_TYPE, "predicateType": dsse.PREDICATE_TYPE}
 _OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
@@ -247,7 +247,7 @@ class CallRecorder:
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }
         if profile and (started := records.get(events.SandboxStarted.kind)):
-            asked_for: dict[str, Any] = {"asked": profile.isolation, "enforce": profile.limits.enforce, "host": {}}
+            asked_for: dict[str, Any] = {"asked": profile.isolation, "enforce": profile.limits.enforce}
             predicate["isolation"] = asked_for | _renamed(started[0], _ISOLATION)
         subject = [_subject("artifact", each, each["sha256"], uri=each["uri"]) for each in files[: dsse.MAX_SUBJECTS]]
         subject += [_subject("output", each, each["digest"]) for each in ended.get("outputs", ())]

@@ -62,11 +62,11 @@ def audit_show(settings: Settings, call_id: str) -> int:
 
 
 def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
-    """Return records of no call: its approvals, its stop, and later uses of its files."""
-    named = [each.data.get(name) for each in records for name in ("approval", "stop")]
+    """Return records of no call: its approvals, its stop, its sandbox's table, and later uses of its files."""
+    named = [each.data.get(name) for each in records for name in ("approval", "stop", "table")]
     named += [each.data.get("uri") for each in records if each.kind == events.ArtifactCollected.kind]
     texts = {str(records[0].call_id), *(text for text in named if isinstance(text, str) and text)}
-    return read.records_about(directory, texts, records[0])
+    return read.records_about(directory, texts, records[0].seq)
 
 
 def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]:
@@ -76,7 +76,7 @@ def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]
     last = next((each for each in reversed(records) if calls.outcome(each.kind, each.data) is not None), records[-1])
     yield from _asked(records[0], [each.data for each in around if each.kind == events.ApprovalAnswered.kind])
     for data in by_kind[events.SandboxStarted.kind]:
-        yield from _measured(data)
+        yield from _measured(calls.completed(data, around))
     styles = {"reached": "green", "refused": "red", "asked": "yellow"}
     yield from ((word, words, styles[word]) for word, words in calls.connections(records))
     yield from _came_out(by_kind, last.data)

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.table import Table
 from rich.text import Text
 
-from glovebox_audit import chain
+from glovebox_audit import chain, read
 from glovebox_audit.bundle import archive, evidence, report
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import printable
+from glovebox_audit.query import calls
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.statement import Statement, of_call
+from glovebox_audit.receipts.statement import IsolationField, IsolationFound, Statement, of_call
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
@@ -54,15 +55,16 @@ def receipt_key(settings: Settings) -> None:
 def receipt_show(settings: Settings, wanted: str) -> int:
     """Show a receipt: of a call made here, or in a file."""
     try:
-        content, _ = _find(settings.state_dir / "audit", wanted)
+        content, log = _find(settings.state_dir / "audit", wanted)
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
+        fields = _fields(said, log)
     except EvidenceError as problem:
         return not_proved("receipt", problem)
     if wants_json():
         out.out(content.removesuffix(b"\n").decode())
         return OK
-    _show(said)
+    _show(said, fields)
     out.print(f"Says key {printable(envelope.key_id)}; prove it with `glovebox receipt verify`.", style="dim")
     return OK
 
@@ -130,7 +132,16 @@ def _facts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, str(value)
 
 
-def _show(said: Statement) -> None:
+def _fields(said: Statement, log: Path | None) -> Iterable[IsolationField]:
+    """Return the fields of the isolation, with those of the log's table."""
+    found = said.predicate.isolation
+    if found is None or found.table is None or log is None:
+        return found.fields if found else ()
+    tables = read.records_about(log, {found.table}, said.predicate.audit.seq)
+    return IsolationFound.model_validate(calls.completed(found.model_dump(), tables), extra="ignore").fields
+
+
+def _show(said: Statement, fields: Iterable[IsolationField]) -> None:
     """Print what a receipt says, as its documented keys have it, and then the isolation's fields as a table."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -141,12 +152,12 @@ def _show(said: Statement) -> None:
     print_table(out, table, wide=_COLUMNS)
     styles = {"ok": "green", "differs": "red", "not measurable": "yellow"}
     rows = []
-    for each in said.predicate.isolation.fields if said.predicate.isolation else ():
+    for each in fields:
         verdict = Text(each.verdict, styles[each.verdict])
         rows.append((each.field, cell(each.planned), cell(each.inside), cell(each.outside), verdict))
-    if fields := table_of(["isolation", "planned", "inside", "outside", "verdict"], rows):
-        fields.columns[0].min_width = 36  # the longest of them
-        print_table(out, fields, wide=_COLUMNS)
+    if isolation := table_of(["isolation", "planned", "inside", "outside", "verdict"], rows):
+        isolation.columns[0].no_wrap = True
+        print_table(out, isolation, wide=_COLUMNS)
 
 
 @click.group(cls=LazyGroup)
@@ -247,7 +258,7 @@ def audit_prove(settings: Settings, call_id: str) -> int:
     try:
         found = evidence.prove(directory, "call", call_id, _texts(settings))
     except EvidenceError as problem:
-        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
+        hint = "`glovebox audit seal` seals it now; else the next day or 16 MiB will."
         unsealed = f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"
         err.print(unsealed if problem.kind == "unsealed" else f"There is no proof: {problem}.")
         return FAILED

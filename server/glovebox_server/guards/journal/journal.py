@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from glovebox_audit.chain import Draft, canonical, draft
-from glovebox_audit.events import NOT_YET, CallDecided, CallFinished, Input, Output, SandboxStarted
+from glovebox_audit.chain import Draft, canonical, digest, draft
+from glovebox_audit.events import NOT_YET, CallDecided, CallFinished, Input, Output, SandboxStarted, SandboxTable
 from glovebox_profiles.model import Profile
-from glovebox_sandboxes.contract.attestation import made_with
+from glovebox_sandboxes.contract.attestation import Field, made_with
 from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.measure import Measured
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.calls import Decision, ToolCall
@@ -56,22 +57,56 @@ def decided(call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs:
     )
 
 
-def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
-    """Draft the record of a sandbox: when it gets ready, which may be before its call."""
-    plan, attestation = sandbox.plan, sandbox.attestation
-    return draft(
-        SandboxStarted(
-            call_id=NOT_YET,
-            sandbox_id=sandbox.sandbox.id,
-            driver=plan.driver,
-            level=plan.level,
-            plan_digest=plan.digest,
-            fields=attestation.rows,
-            measured=sandbox.measured.model_dump(),
-            host=made_with(driver, plan),
-            verified=not attestation.differences,
-        )
-    )
+_MAX_TABLES = 256
+"""Plans whose table is remembered: one for each profile and set of masks. A forgotten one is written again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    fields: Mapping[str, Field]
+    measured: Measured
+    table: Draft
+
+
+class SandboxDescriber:
+    """Drafts the records of sandboxes; what those of a plan share is in a table, encoded and written once."""
+
+    def __init__(self) -> None:
+        self._shared: dict[str, _Shared] = {}
+
+    def __call__(self, driver: Driver, sandbox: AttestedSandbox) -> Draft:
+        """Draft the record of a sandbox: when it gets ready, which may be before its call."""
+        plan, attestation, measured = sandbox.plan, sandbox.attestation, sandbox.measured
+        told: dict[str, Any] = {
+            "call_id": NOT_YET,
+            "sandbox_id": sandbox.sandbox.id,
+            "driver": plan.driver,
+            "level": plan.level,
+        }
+        told |= {"plan_digest": plan.digest, "verified": not attestation.differences}
+        if attestation.differences:
+            return draft(SandboxStarted(**told, **_whole(driver, sandbox, measured.model_dump())))
+        fields = {each.field: each for each in attestation.fields}
+        shared = self._shared.get(plan.digest)
+        if shared is None or shared.fields.keys() != fields.keys():
+            if len(self._shared) >= _MAX_TABLES:
+                self._shared.clear()
+            whole = _whole(driver, sandbox, measured.model_dump(exclude=_EACH))
+            table = draft(SandboxTable(digest=digest(whole), **whole))
+            shared = self._shared[plan.digest] = _Shared(fields=fields, measured=measured, table=table)
+        names = {each for each in Measured.model_fields if getattr(measured, each) != getattr(shared.measured, each)}
+        found = measured.model_dump(include={*names, *_EACH})
+        rows = tuple(each.row() for name, each in fields.items() if each != shared.fields[name]) or None
+        started = SandboxStarted(**told, table=shared.table.data["digest"], measured=found, fields=rows)
+        return replace(draft(started), table=shared.table)
+
+
+_EACH = {"namespaces"}
+"""Measured of each sandbox: no other has them."""
+
+
+def _whole(driver: Driver, sandbox: AttestedSandbox, measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {"measured": measured, "fields": sandbox.attestation.rows, "host": made_with(driver, sandbox.plan)}
 
 
 def call_finished(
@@ -82,7 +117,9 @@ def call_finished(
     if outcome.changes is not None:
         usage |= {f"workspace_{kind}": count for kind, count in outcome.changes.counts.items()}
     texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": json.dumps(outcome.value)}
-    pieces = [(name, text.encode()) for name, text in texts.items() if name != "value" or outcome.value is not None]
+    absent = {"value"} if outcome.value is None else set()
+    absent |= {name for name, each in (("stdout", outcome.stdout), ("stderr", outcome.stderr)) if not each.total_bytes}
+    pieces = [(name, text.encode()) for name, text in texts.items() if name not in absent]
     pieces += [(f"image:{n}", blob.data) for n, blob in enumerate(outcome.blobs)]
     copies = [(f"image:{n}", blob.shown) for n, blob in enumerate(outcome.blobs) if blob.shown is not None]
     copies += [(copy.name, copy) for copy in outcome.shown]
