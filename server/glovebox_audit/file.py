@@ -53,6 +53,9 @@ _MAX_REMOVED_AT_ONCE = 1024
 #: Growth of the log before a failed rotation is tried again.
 _AGAIN_BYTES = 1 << 20
 
+#: Records that are hashed together.
+_MAX_FRESH = 64
+
 #: Bytes of a segment that was there before, hashed after each commit: two milliseconds.
 _STEP_BYTES = 1 << 17
 
@@ -82,8 +85,8 @@ class LogFile:
         self._log_fd = -1
         self._start = SegmentStart()
         self._due_size, self._due_time = sys.maxsize, math.inf
-        self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
-        """The segment's tree, and how far it goes: the last record, or a number beyond all if none is to be hashed."""
+        self._fresh: list[Record] = []
+        self._hash_nothing()
         self._sealed = False
         self._tables: set[bytes] = set()
         """The tables of sandboxes that this process has written to the segment."""
@@ -159,7 +162,7 @@ class LogFile:
         except (OSError, AuditError) as error:
             # Once more after some growth. The next commit finishes what is begun.
             self._due_size, self._due_time = self.head.size + _AGAIN_BYTES, math.inf
-            self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
+            self._hash_nothing()
             _log.warning("The audit log continues in one file, not sealed: %s", error)
 
     @contextlib.contextmanager
@@ -313,7 +316,7 @@ class LogFile:
         self._close_file()
         self._log_fd, self._start, self._sealed = descriptor, start, False
         self._tables.clear()
-        self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
+        self._hash_nothing()
         if self._rotation is not None:
             self._hashed = start.before
             self._due_size = start.before.size + self._rotation.segment_bytes
@@ -348,16 +351,29 @@ class LogFile:
         return start.number
 
     def _add(self, record: Record, before: Head) -> None:
-        """Hash one more record, if all before it are."""
+        """Hash one more record, if all before it are; some at a time."""
         if self._hashed.seq == before.seq:
+            self._fresh.append(record)
+            self._hashed = Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line))
+        if len(self._fresh) == _MAX_FRESH:
+            self._hash_fresh()
+
+    def _hash_nothing(self) -> None:
+        """Begin a tree that no record is added to."""
+        self._contents, self._hashed = Contents(), Head(seq=sys.maxsize)
+        self._fresh.clear()
+
+    def _hash_fresh(self) -> None:
+        for record in self._fresh:
             self._contents.tree.add(merkle.leaf_hash(record.line))
             self._contents.count(record.call_id, record.data)
-            self._hashed = Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line))
+        self._fresh.clear()
 
     def _hash(self, most: int = sys.maxsize) -> bool:
         """Hash at most ``most`` bytes that were there before, if they are chained; return whether all are hashed."""
         if self._hashed.seq > self.head.seq:  # it failed before
             self._hashed = self._start.before
+        self._hash_fresh()
         first, base = self._hashed, self._start.before.size
         with os.fdopen(os.dup(self._log_fd), "rb") as file:
             until = min(first.size + most, self.head.size)

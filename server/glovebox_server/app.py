@@ -18,6 +18,7 @@ from glovebox_audit import anchors
 from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
+from glovebox_audit.query import current
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, is_absent, load
@@ -224,6 +225,7 @@ async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, prewarm: bool) -> 
     tasks.start_soon(app.refusals.follow, audit)
     tasks.start_soon(app.in_force.follow, audit, watch.act)
     if app.transport != "cli":
+        tasks.start_soon(current.follow, lambda: audit.head, settings.state_dir / "audit")
         if settings.audit_anchor is not None:
             every = settings.audit_anchor_minutes * 60
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from click.testing import CliRunner
 from tests.fixtures.audit_logs import decided, finished, log_lines, replace_lines
 
 from glovebox_audit import read
-from glovebox_audit.chain import draft
+from glovebox_audit.chain import Head, draft
 from glovebox_audit.events import (
     ArtifactCollected,
     CallCancelled,
@@ -32,11 +33,12 @@ from glovebox_audit.events import (
     SandboxStarted,
 )
 from glovebox_audit.file import LogFile
-from glovebox_audit.query import ask, index
+from glovebox_audit.query import ask, current, index
 from glovebox_audit.query.ask import QueryAnswer, Told
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_audit.segments.files import LOG_NAME
+from glovebox_audit.segments.rotation import SEGMENT_BYTES
 from glovebox_server.cli.main import main
 
 DIGEST = "0123456789abcdef" * 4
@@ -178,6 +180,30 @@ def test_a_query_adds_what_is_new(log: Path) -> None:
     assert last == {"c_new": "running", "c_runs": "succeeded"}
     assert found(log, text="needle in code") == ["c_runs"]
     assert (log / index.NAME).stat().st_ino == before
+
+
+async def test_a_server_has_the_index_take_in_what_the_log_grew_by(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process of its own, once for each segment; who asks then has nothing to index, until more was written."""
+    ran: list[Any] = []
+    run = anyio.run_process
+
+    async def counted(command: Any, **how: Any) -> None:
+        ran.append(command)
+        assert (await run(command, **how)).returncode == 0
+
+    monkeypatch.setattr(anyio, "run_process", counted)
+    monkeypatch.setattr(current, "_SECONDS", 0)
+    heads = [Head(size=SEGMENT_BYTES + more) for more in (-1, 0, 1, SEGMENT_BYTES - 1)]
+    with pytest.raises(IndexError):
+        await current.follow(lambda: heads.pop(0), log)
+    assert len(ran) == 1
+    indexed: list[int] = []
+    told = Told(say=SAID.append, progress=lambda done, _: indexed.append(done))
+    assert len(ask.ask(log, Filters(), 100, told).calls) == len(CALLS)
+    assert indexed == []
+    write(log, begun("c_new"))
+    ask.ask(log, Filters(), 100, told)
+    assert len(indexed) == 1
 
 
 def test_what_lies_in_a_gap_is_not_found(log: Path) -> None:

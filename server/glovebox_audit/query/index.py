@@ -61,26 +61,31 @@ def queried(directory: Path, say: Callable[[str], None], look: Callable[[sqlite3
     ``say`` gets a sentence about what takes long or cannot be kept. ``look`` raises one of ``DAMAGED`` if the index
     does not fit the log; the one in memory is the last.
     """
-    path = directory / NAME
     try:
-        with locked(directory, say):
-            _require_own(path)
-            try:
-                with _connected(str(path)) as kept:
-                    return look(kept)
-            except sqlite3.OperationalError:  # of the disk
-                raise
-            except DAMAGED:
-                for each in (path, path.with_name(f"{path.name}-journal")):  # the rest of a crashed change
-                    each.unlink(missing_ok=True)
-                _create(path)
-                with _connected(str(path)) as new:
-                    return look(new)
+        return kept(directory, say, look)
     except (OSError, *DAMAGED) as problem:
         words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
         say(f"The index of the log is made in memory, for this command alone, and not kept: {words}.")
     with _connected(_MEMORY) as unkept:
         return look(unkept)
+
+
+def kept(directory: Path, say: Callable[[str], None], look: Callable[[sqlite3.Connection], _Found]) -> _Found:
+    """Return what ``look`` finds with the index that is kept; raises OSError or one of ``DAMAGED`` if it cannot be."""
+    path = directory / NAME
+    with locked(directory, say):
+        _require_own(path)
+        try:
+            with _connected(str(path)) as connection:
+                return look(connection)
+        except sqlite3.OperationalError:  # of the disk
+            raise
+        except DAMAGED:
+            for each in (path, path.with_name(f"{path.name}-journal")):  # the rest of a crashed change
+                each.unlink(missing_ok=True)
+            _create(path)
+            with _connected(str(path)) as new:
+                return look(new)
 
 
 @contextlib.contextmanager
