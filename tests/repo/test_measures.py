@@ -16,14 +16,14 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 22,  # 40
-    "product_lines": 50_598,  # 52,000
-    "code_lines": 34_844,  # 35,000
+    "product_lines": 50_654,  # 52,000
+    "code_lines": 34_884,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 10,  # 15
     "words": 29_612,  # 30,000
     # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
-    "test_lines": 78_992,  # 52,000
+    "test_lines": 79_086,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }
