@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 @contextmanager
-def opened(path: str | Path, flags: int = 0, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened(path: str | Path, flags: int = 0, mode: int = 0o777, *, dir_fd: int | None = None) -> Iterator[int]:
     """Provide a descriptor: for small files, Python's own take three times as long as system calls."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd)
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
         yield descriptor
     finally:
