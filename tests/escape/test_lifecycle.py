@@ -217,7 +217,7 @@ async def test_nobody_in_a_sandbox_is_asked_to_end(
 
     And it is reaped, by bwrap or the zygote: not every host's process 1 would.
     """
-    monkeypatch.setattr(process, "_END_SECONDS", WAITED_SECONDS)
+    monkeypatch.setattr(process, "END_SECONDS", WAITED_SECONDS)
     if not grouped:
         monkeypatch.setattr(cgroup, "detect", lambda _: None)
     settings = _directories(tmp_path, "bubblewrap")

@@ -35,6 +35,7 @@ from tests.fixtures.callers import give_token
 from tests.soak.account import Account, accounted
 from tests.soak.engine import OwnEngine, own_engine
 
+from glovebox_audit.query.calls import completed
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
@@ -405,12 +406,13 @@ async def run(  # noqa: PLR0917 - what the command line says
             report.rss_slope_kib_per_call = round(slope, 2)
         whole = verify(state / "audit")
         report.chain_records, report.chain_gaps = whole.records, whole.gaps
-        started = [each for each in leftovers.records(state, pid) if each.kind == "sandbox.started"]
+        there = leftovers.records(state, pid)
+        started = [completed(each.data, there) for each in there if each.kind == "sandbox.started"]
         # Numbers of namespaces are used again, also for sandboxes of others: what is left is what stays. Under gVisor
         # they are those of its own kernel; its processes are all in the family.
-        measured = [each.data["measured"] for each in started]
+        measured = [each["measured"] for each in started]
         report.forked = sum(
-            any(row["field"] == "namespaces shared with its zygote" for row in each.data["fields"]) for each in started
+            any(row["field"] == "namespaces shared with its zygote" for row in each["fields"]) for each in started
         )
         namespaces = {each["namespaces"]["pid"] for each in measured if each["system"] != "gvisor"}
         stayed = inhabited(namespaces)

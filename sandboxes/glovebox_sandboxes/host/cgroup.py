@@ -6,7 +6,7 @@ cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,11 +276,16 @@ class Cgroup(GroupFiles):
 
     async def remove(self) -> None:
         """Kill what lives in the group and remove it. Raises SandboxError if a process does not die."""
+        for pause in self.removing():
+            await anyio.sleep(pause)
+
+    def removing(self) -> Iterator[float]:
+        """Do the same, and yield the seconds to wait before each further try."""
         for attempt in range(_REMOVE_TRIES):
             if self.remove_now():
                 return
             self.kill()
-            await anyio.sleep(0.001 if attempt < _REMOVE_TRIES // 2 else 0.02)
+            yield 0.001 if attempt < _REMOVE_TRIES // 2 else 0.02
         raise SandboxError("Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`.")
 
     def kill(self, *, spared: int | None = None) -> None:

@@ -39,7 +39,7 @@ _Started = tuple[int, int, socket.socket]
 """A child's number and pidfd, and our end of its standard input and output."""
 
 DETAIL_BYTES = 8192
-_END_SECONDS = 0.3
+END_SECONDS = 0.3
 """From SIGKILL to the end of every process: usually a millisecond, and the whole must stay below 1 s."""
 _STOP_SECONDS = 10
 """Longest wait for the janitor on closing; it takes a few ms if everything is gone already."""
@@ -122,7 +122,7 @@ class ProcessSandbox:
         elif not self._zygote and (first := self._first()) is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(first, signal.SIGKILL)
-        with anyio.move_on_after(_END_SECONDS):
+        with anyio.move_on_after(END_SECONDS):
             await self._process.wait()
             return
         self._process.kill()

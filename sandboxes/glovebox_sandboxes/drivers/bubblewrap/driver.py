@@ -9,15 +9,16 @@ Prepared sandboxes are forks of a zygote (``_glovebox_guest.zygote``), which for
 
 import json
 import os
-import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
-from anyio.abc import UNIXSocketStream
+import anyio.to_thread
+from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
@@ -28,9 +29,10 @@ from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_sandboxes.host import identity
 from glovebox_sandboxes.host.cgroup import Cgroup
+from glovebox_sandboxes.host.fork import Fork, fork
 from glovebox_sandboxes.host.host_view import ZygoteView
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_sandboxes.host.process import START_SECONDS, Process, ProcessSandbox, read_words
+from glovebox_sandboxes.host.process import Process, ProcessSandbox
 from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
 
@@ -137,45 +139,35 @@ class Bubblewrap(wall.Walled):
                 raise SandboxError("Starting a zygote", words, "Run `glovebox doctor`.") from None
             seen = ZygoteView(namespaces=namespaces, filters=(await sandbox.host_view()).parts.get("filters"))
 
-            async def fork(name: str, group: Cgroup, detail: int) -> ProcessSandbox:
+            orders = sandbox.channel.extra(SocketAttribute.raw_socket)  # noqa: S610 - not Django's
+
+            def make() -> Fork:
+                name = f"s{secrets.token_hex(8)}"
+                group = Cgroup(self._hierarchy, name, plan.action["cgroup"])
                 user = None if sandbox.user is None else identity.another(sandbox.user)
-                process = await self._fork(sandbox.channel, detail, group.entrances, user)
-                return ProcessSandbox(name, process, group, detail, zygote=seen)
+                try:
+                    return fork(orders, seen, name, group, user)
+                except LookupError as words:
+                    raise self._unavailable(str(words)) from None
+                except OSError as problem:
+                    raise self._unavailable(f"its zygote is gone: {problem}") from problem
 
-            yield Source(open=partial(self._hold, plan, fork), bytes_each=FORK_BYTES, quick=True)
+            yield Source(open=partial(_hold_fork, make), make=make, bytes_each=FORK_BYTES, quick=True)
 
-    async def _fork(self, channel: UNIXSocketStream, detail: int, entrances: Sequence[str], uid: int | None) -> Process:
-        """Fork a sandbox. Raises SandboxError if it ended at once, OSError for all else, also if the zygote is gone.
 
-        ``detail`` becomes its standard error, by ``entrances`` it enters its control groups, and ``uid`` is its user by
-        the zygote's numbers; None for the zygote's own.
-        """
-        with ExitStack() as held:
-            ours, theirs = socket.socketpair()
-            held.callback(theirs.close)
-            stream = await UNIXSocketStream.from_socket(ours)
-            try:
-                descriptors = [theirs.fileno(), detail]
-                for entrance in entrances:
-                    descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
-                    held.callback(os.close, descriptors[-1])
-                await channel.send_fds(json.dumps({"uid": uid}).encode(), descriptors)
-                held.close()
-                with anyio.fail_after(START_SECONDS):
-                    try:
-                        _, (pidfd,) = await stream.receive_fds(1, 1)
-                    except (anyio.EndOfStream, anyio.BrokenResourceError, ValueError):
-                        raise self._unavailable(read_words(detail) or "its zygote has ended") from None
-                # proc(5), /proc/pid/fdinfo: the process's number on our side.
-                told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # noqa: ASYNC240 - the kernel's memory
-                return Process(int(told.partition("\nPid:")[2].split()[0]), pidfd, stream, ours=False)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
-                await stream.aclose()
-                raise BrokenPipeError(0, "the zygote is gone") from problem
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await stream.aclose()
-                raise
+@asynccontextmanager
+async def _hold_fork(make: Callable[[], Fork]) -> AsyncIterator[ProcessSandbox]:
+    with anyio.CancelScope(shield=True):
+        made = await anyio.to_thread.run_sync(make)
+        process = Process(made.pid, made.pidfd, await UNIXSocketStream.from_socket(made.wire), ours=False)
+    sandbox = ProcessSandbox(made.id, process, made.group, made.detail, zygote=made.zygote)
+    try:
+        yield sandbox
+    finally:
+        with anyio.CancelScope(shield=True):
+            await sandbox.kill()
+            await made.group.remove()
+            os.close(made.detail)
 
 
 async def _import_ahead(channel: UNIXSocketStream) -> Mapping[str, int]:
