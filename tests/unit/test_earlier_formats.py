@@ -92,7 +92,6 @@ ABSENT = (
     "uvicorn",
     "docker",
     "requests",
-    "pydantic_settings",
     "anyio",
     "click",
     "rich",

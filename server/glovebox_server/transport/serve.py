@@ -55,7 +55,7 @@ MAX_SESSIONS = 1024
 SESSION_IDLE_SECONDS = 1800
 #: Seconds between two checks of the token files: a removed one ends within that time.
 TOKEN_SECONDS = 1.0
-__all__ = ["by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
+__all__ = ["OAuth", "by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
 _log = structlog.get_logger(__name__)
 #: Connections accepted at a time before one is examined; all of them are open files by then.
 _ACCEPTED = 32
