@@ -5,6 +5,7 @@ It is the sandbox's process 1: when it exits, the kernel ends everything else in
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 
@@ -84,8 +85,6 @@ def serve(config: dict[str, Any]) -> NoReturn:
 
 def take_wire() -> tuple[int, int]:
     """Move standard input and output out of reach, and put /dev/null in their place."""
-    import fcntl
-
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
     for descriptor in moved:
         # Under gVisor both are one socket of the host: a flag that its kernel sets on the first is set on the second.

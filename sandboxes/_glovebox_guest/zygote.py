@@ -10,12 +10,15 @@ fresh randomness; then it is a guest like any other. See user_namespaces(7), pid
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import sys
+from array import array
 
-from _glovebox_guest import jsontext, kernel, measure, stdlib, work
+from _glovebox_guest import jsontext, kernel, measure, work
 from _glovebox_guest.main import serve, take_wire
+from _glovebox_guest.stdlib import Any, NoReturn, signal, socket
 
 _ORDER_BYTES = 4096
 _ORDER_DESCRIPTORS = 8
@@ -49,9 +52,9 @@ def main() -> None:
     kernel.prctl("PR_SET_DUMPABLE", 0)
     own = os.getuid()
     # Away from the output of modules that print when they are imported.
-    orders = stdlib.socket.socket(fileno=take_wire()[0])
+    orders = socket.socket(fileno=take_wire()[0])
     # Forks are not waited for: the host sees their end by a pidfd.
-    stdlib.signal.signal(stdlib.signal.SIGCHLD, stdlib.signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     work.warm_up()
     side_by_side: list[bytes] = []
     if config["preload"]:
@@ -102,7 +105,7 @@ def become_user(uid: int) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         # It still has to end with its parent; becoming another takes that back.
-        kernel.prctl("PR_SET_PDEATHSIG", stdlib.signal.SIGKILL)
+        kernel.prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
 
 
 def _arenas() -> list[bytes]:
@@ -152,23 +155,19 @@ def _collapse() -> None:
             kernel.collapse(first, last - first)
 
 
-def _next(orders: stdlib.socket.socket) -> tuple[bytes, list[int]]:
+def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next order and its descriptors; empty when the host has closed the socket."""
-    from array import array
-
-    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, stdlib.socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
+    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
     descriptors = array("i")
     for level, kind, data in ancillary:
-        if (level, kind) == (stdlib.socket.SOL_SOCKET, stdlib.socket.SCM_RIGHTS):
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
     return order, list(descriptors)
 
 
-def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, stdlib.Any]) -> stdlib.NoReturn:
+def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
     """Leave what the forked process shares with the zygote, then be a guest. Never returns."""
     try:
-        from array import array
-
         wire, detail, *groups = descriptors
         os.dup2(wire, 0)
         os.dup2(wire, 1)
@@ -181,15 +180,15 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         kernel.unshare(_CLONE_NEWCGROUP)
         # The host inspects this process by it, kills it and sees its end, whatever its number.
         pidfd = array("i", [os.pidfd_open(os.getpid())])
-        host = stdlib.socket.socket(fileno=1)
-        host.sendmsg([b"0"], [(stdlib.socket.SOL_SOCKET, stdlib.socket.SCM_RIGHTS, pidfd)])
+        host = socket.socket(fileno=1)
+        host.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pidfd)])
         host.detach()
         os.close(pidfd[0])
         # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
         kernel.prctl("PR_SET_DUMPABLE", 1)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{inside} {outside} 1")
-        _write("/proc/self/gid_map", f"{inside} {outside} 1")
+        kernel.write("/proc/self/setgroups", "deny")
+        kernel.write("/proc/self/uid_map", f"{inside} {outside} 1")
+        kernel.write("/proc/self/gid_map", f"{inside} {outside} 1")
         _isolate(config["zygote"])
         reseed()
         serve(config)
@@ -203,24 +202,22 @@ def _say(descriptor: int, problem: BaseException, before: str = "") -> None:
     os.write(descriptor, f"{before}{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
 
 
-def _isolate(own: dict[str, stdlib.Any]) -> None:
+def _isolate(own: dict[str, Any]) -> None:
     """Set up file systems, network and rights of this sandbox alone."""
-    import fcntl
-
     os.setsid()
     kernel.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     for target, size in own["tmpfs"]:
         kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
-    network = stdlib.socket.socket(stdlib.socket.AF_INET, stdlib.socket.SOCK_DGRAM)
+    network = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
     request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
     flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP
     fcntl.ioctl(network.fileno(), _SIOCSIFFLAGS, request[:16] + flags.to_bytes(2, sys.byteorder) + request[18:])
     network.close()
     # No namespaces below this one, whatever the seccomp filter allows.
-    _write("/proc/sys/user/max_user_namespaces", "0")
+    kernel.write("/proc/sys/user/max_user_namespaces", "0")
     kernel.drop_capabilities()
 
 
@@ -237,8 +234,3 @@ def reseed() -> None:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = seed
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "wb", 0) as file:
-        file.write(text.encode())

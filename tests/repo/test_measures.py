@@ -17,7 +17,7 @@ AT_MOST = {
     "longest_function": 60,  # 60
     "app_opened": 22,  # 40
     "product_lines": 51_062,  # 52,000
-    "code_lines": 35_163,  # 35,000
+    "code_lines": 35_169,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 11,  # 15
