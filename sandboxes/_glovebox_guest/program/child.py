@@ -54,6 +54,7 @@ class Child:
         self.pid = pid
         self._order = order
         self.stdout, self.stderr, self.result, self.done = pipes
+        self.descriptors = frozenset({order, *pipes})
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Send the order, once. A dead child is detected by its end."""
