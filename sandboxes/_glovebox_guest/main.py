@@ -46,11 +46,16 @@ def _import_failure(name: str, problem: BaseException) -> str:
     return " ".join((f"{name}: {first.rstrip()}", *others[-1:]))
 
 
-def serve(config: dict[str, Any]) -> NoReturn:
-    """Serve one job as process 1 of a sandbox, on descriptors 0 and 1, and exit."""
+def require_first() -> None:
+    """Exit unless this is process 1 of a pid namespace."""
     if os.getpid() != 1:
         # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else every process.
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
+
+
+def serve(config: dict[str, Any]) -> NoReturn:
+    """Serve one job as process 1 of a sandbox, on descriptors 0 and 1, and exit."""
+    require_first()
     wire_in, wire_out = take_wire()
     prctl("PR_SET_DUMPABLE", 0)
     if config["filter"]:

@@ -95,7 +95,7 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any]) -> dict[s
     # ran that counts, and no written file could still change.
     written = copied is not None or _holds_anything(config["output"])
     if written or cpu_ms is None:
-        _reap_everything()
+        reap_everything()
     _drain(loop, relays)
     collected = _collected(loop, limits, config, copied, deadline) if written else {"skipped": []}
     cpu_ms = _reaped() if cpu_ms is None else cpu_ms
@@ -284,7 +284,8 @@ def _kill_everything() -> None:
         return
 
 
-def _reap_everything() -> None:
+def reap_everything() -> None:
+    """Wait for every child."""
     while True:
         try:
             os.waitpid(-1, 0)
