@@ -94,7 +94,7 @@ def require_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class Table(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False):
+class Table(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True):
     """Base of all tables of a file: unknown keys and wrong types are errors, and nothing changes after."""
 
 

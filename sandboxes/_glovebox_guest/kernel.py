@@ -8,14 +8,16 @@ import struct
 from _glovebox_guest.stdlib import Any, ctypes
 
 _PRCTL = {
-    "PR_SET_PDEATHSIG": 1, "PR_GET_DUMPABLE": 3, "PR_SET_DUMPABLE": 4, "PR_SET_SECCOMP": 22, "PR_CAPBSET_READ": 23,
-    "PR_CAPBSET_DROP": 24, "PR_SET_NO_NEW_PRIVS": 38, "PR_GET_NO_NEW_PRIVS": 39,
+    "PR_SET_PDEATHSIG": 1, "PR_GET_DUMPABLE": 3, "PR_SET_DUMPABLE": 4, "PR_SET_SECCOMP": 22,
+    "PR_SET_NO_NEW_PRIVS": 38, "PR_GET_NO_NEW_PRIVS": 39,
 }  # fmt: skip
+_PR_CAPBSET_DROP = 24
 _SIGCHLD, _EINVAL = 17, 22
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, -1)
 _MADV_COLLAPSE = 25
+_READ = 16_384
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x2008_0522, 0)
 """Version 3 of capset(2), for the calling thread."""
 _NO_CAPABILITIES = bytes(24)
@@ -96,12 +98,10 @@ def drop_capabilities() -> None:
     """Empty all five capability sets of this process, for good, see capabilities(7). Raises OSError."""
     capability = 0
     # The kernel refuses the first capability that it does not have.
-    while (held := _prctl(_PRCTL["PR_CAPBSET_READ"], capability, 0, 0, 0)) != -1:
-        if held:
-            prctl("PR_CAPBSET_DROP", capability)
+    while _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != -1:
         capability += 1
     if ctypes.get_errno() != _EINVAL:
-        raise OSError(ctypes.get_errno(), "prctl(PR_CAPBSET_READ)")
+        raise OSError(ctypes.get_errno(), "prctl(PR_CAPBSET_DROP)")
     # Without an inheritable set there is no ambient one either.
     _checked("capset(2)", _capset(_CAPABILITY_HEADER, _NO_CAPABILITIES))
 
@@ -117,6 +117,24 @@ def add_filter(program: bytes) -> None:
     # struct sock_fprog: a number of instructions, and where they are.
     where = _FILTER_PROGRAM.pack(len(program) // _INSTRUCTION_BYTES, held.buffer_info()[0])
     prctl("PR_SET_SECCOMP", _SECCOMP_MODE_FILTER, where)
+
+
+def read(path: str) -> str:
+    """Return a file of proc(5). Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, _READ), b"")).decode("utf-8", "surrogateescape")
+    finally:
+        os.close(descriptor)
+
+
+def write(path: str, text: str) -> None:
+    """Write to a file of proc(5). Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _checked(what: str, result: int) -> int:

@@ -5,6 +5,7 @@ It is the sandbox's process 1: when it exits, the kernel ends everything else in
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 
@@ -25,6 +26,18 @@ def main() -> None:
     serve(config)
 
 
+def _import(names: list[str]) -> None:
+    if names:
+        from _glovebox_guest.site import sitecustomize
+
+        sitecustomize.install()
+    for name in names:
+        try:
+            __import__(name)
+        except BaseException as problem:  # noqa: BLE001 - a module's own code; the host reports which it was
+            sys.exit(_import_failure(name, problem))
+
+
 def _import_failure(name: str, problem: BaseException) -> str:
     """Return one line: the module, the exception, and the last line of its traceback."""
     from traceback import format_exception_only
@@ -33,11 +46,16 @@ def _import_failure(name: str, problem: BaseException) -> str:
     return " ".join((f"{name}: {first.rstrip()}", *others[-1:]))
 
 
-def serve(config: dict[str, Any]) -> NoReturn:
-    """Serve one job as process 1 of a sandbox, on descriptors 0 and 1, and exit."""
+def require_first() -> None:
+    """Exit unless this is process 1 of a pid namespace."""
     if os.getpid() != 1:
         # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else every process.
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
+
+
+def serve(config: dict[str, Any]) -> NoReturn:
+    """Serve one job as process 1 of a sandbox, on descriptors 0 and 1, and exit."""
+    require_first()
     wire_in, wire_out = take_wire()
     prctl("PR_SET_DUMPABLE", 0)
     if config["filter"]:
@@ -45,29 +63,29 @@ def serve(config: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     # The kernel drops every signal from inside that process 1 does not handle; Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = None
+    if config["zygote"]:
+        # All is imported. Forked later, it would make this process copy again what it has written to until then.
+        from _glovebox_guest.work import ready_child
+
+        child = ready_child(config)
     loop = Loop(wire_in, wire_out, config["input"])
-    ready = measure(loop.descriptors, config["hidden"], config["masked"])
+    ready = measure(loop.descriptors | (child.descriptors if child else set()), config["hidden"], config["masked"])
     if ready["system"] == "gvisor":
         # There any process of a user may open another's descriptors, except sockets: no other process speaks as the
         # guest.
         os.dup2(0, 2)
-    if config["preload"]:
-        from _glovebox_guest.site import sitecustomize
-
-        sitecustomize.install()
-    for name in config["preload"]:
-        try:
-            __import__(name)
-        except BaseException as problem:  # noqa: BLE001 - a module's own code; the host reports which it was
-            sys.exit(_import_failure(name, problem))
+    if child is None:
+        _import(config["preload"])
     try:
         loop.send(loop.wire.message("ready", ready))
         loop.flush()
         # Imported while the host compares and records the measurement, so that it delays no call.
         from _glovebox_guest.work import prefault, ready_child, warm_up, work
 
-        warm_up()
-        child = ready_child(config)
+        if child is None:
+            warm_up()
+            child = ready_child(config)
         prefault(child, config)
         while loop.job is None:
             loop.step(None)
@@ -84,8 +102,6 @@ def serve(config: dict[str, Any]) -> NoReturn:
 
 def take_wire() -> tuple[int, int]:
     """Move standard input and output out of reach, and put /dev/null in their place."""
-    import fcntl
-
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
     for descriptor in moved:
         # Under gVisor both are one socket of the host: a flag that its kernel sets on the first is set on the second.

@@ -6,7 +6,7 @@ import os
 import sys
 
 from _glovebox_guest import landlock
-from _glovebox_guest.kernel import prctl
+from _glovebox_guest.kernel import prctl, read
 from _glovebox_guest.stdlib import Any
 
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -113,8 +113,7 @@ def interfaces(lines: list[str]) -> list[str]:
 
 def lines(path: str) -> list[str]:
     """Return the lines of a file of proc(5): a carriage return, of a program's name for instance, begins none."""
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return file.read().split("\n")[:-1]
+    return read(path).split("\n")[:-1]
 
 
 def _descriptors(own: frozenset[int]) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 from io import BytesIO
 from time import clock_gettime, monotonic
 
-from _glovebox_guest import measure, wire
+from _glovebox_guest import kernel, landlock, measure, wire
 from _glovebox_guest.files.output import Picture, collect, opened, send
+from _glovebox_guest.jobs import python
 from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
+from _glovebox_guest.program import write_only
 from _glovebox_guest.stdlib import Any, Mapping, signal
 
 _DRAIN_SECONDS = 2.0
@@ -92,7 +95,7 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any]) -> dict[s
     # ran that counts, and no written file could still change.
     written = copied is not None or _holds_anything(config["output"])
     if written or cpu_ms is None:
-        _reap_everything()
+        reap_everything()
     _drain(loop, relays)
     collected = _collected(loop, limits, config, copied, deadline) if written else {"skipped": []}
     cpu_ms = _reaped() if cpu_ms is None else cpu_ms
@@ -210,8 +213,6 @@ def _wait(
 
 def _reaped() -> float:
     """Return the milliseconds of everything reaped; not by ``os.times``, which counts in steps of 10 ms."""
-    import resource  # warm already
-
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (spent.ru_utime + spent.ru_stime) * 1000
 
@@ -261,10 +262,8 @@ def _processor_seconds() -> float:
 
 def _fields(pid: str) -> list[int]:
     """Return the columns of /proc/PID/stat behind the state, see proc_pid_stat(5). Raises OSError."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        line = file.read()
     # The command may hold spaces and brackets: only what follows the last bracket is in columns.
-    return [int(field) for field in line.rpartition(")")[2].split()[1:]]
+    return [int(field) for field in kernel.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1:]]
 
 
 def _reap_orphans(pid: int) -> None:
@@ -285,7 +284,8 @@ def _kill_everything() -> None:
         return
 
 
-def _reap_everything() -> None:
+def reap_everything() -> None:
+    """Wait for every child."""
     while True:
         try:
             os.waitpid(-1, 0)
@@ -302,16 +302,9 @@ def _holds_anything(output: str) -> bool:
 
 
 def warm_up() -> None:
-    """Import and prepare what most children need first, before they are forked."""
-    import resource
-
-    from _glovebox_guest import landlock
-    from _glovebox_guest.jobs import python
-    from _glovebox_guest.program import emit, write_only
-    from _glovebox_guest.stdlib import ast
-
+    """Prepare what children need first, before they are forked."""
+    children.prepare()
     python.prepare()
-    del ast, resource, emit, landlock, write_only
 
 
 def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
@@ -334,10 +327,10 @@ def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
 
 def ready_child(config: Mapping[str, Any]) -> children.Child:
     """Fork a process for a job that has not arrived yet."""
-    from _glovebox_guest.jobs import python
 
     def work(order: Mapping[str, Any]) -> children.Task:
-        os.environ.update(order["environment"])
+        for name, value in order["environment"].items():
+            os.environ[name] = value
         task: children.Task = _module(order["kind"]).run
         return task
 
@@ -358,12 +351,7 @@ def _module(kind: str) -> Any:
 def _confine(config: Mapping[str, Any]) -> None:
     """Make ``/output`` write-only for the child before its order, unless the plan's kernel cannot."""
     if config["landlock"]:
-        from _glovebox_guest import landlock
-        from _glovebox_guest.program import write_only
-
         landlock.restrict_output_write_only(also_writable=tuple(config["overlay"][1:]))
         write_only.open_without_reading()
     if config["program_filter"]:
-        from _glovebox_guest.kernel import add_filter
-
-        add_filter(bytes.fromhex(config["program_filter"]))
+        kernel.add_filter(bytes.fromhex(config["program_filter"]))

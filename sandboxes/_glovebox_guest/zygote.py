@@ -1,8 +1,8 @@
 """A guest that never gets a job: it imports what programs need once, and forks a sandbox for each call.
 
-It is process 1 of an outer sandbox and takes orders from the host alone. No byte that a program produced ever reaches
-it: a fork moves into namespaces of its own before it is a guest, and from there talks to the host over a wire of its
-own. Untrusted code never imports it.
+It is process 1 of an outer sandbox and takes orders from the host alone. No byte that a caller's program produced ever
+reaches it: a fork moves into namespaces of its own before it is a guest, and from there talks to the host over a wire
+of its own. Untrusted code never imports it.
 
 Steps of a fork, in this order: user; new namespaces, with the fork itself; control groups; mounts; no capabilities;
 fresh randomness; then it is a guest like any other. See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
@@ -10,12 +10,18 @@ fresh randomness; then it is a guest like any other. See user_namespaces(7), pid
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import sys
+from array import array
 
-from _glovebox_guest import jsontext, kernel, measure, stdlib, work
-from _glovebox_guest.main import serve, take_wire
+from _glovebox_guest import jsontext, kernel, measure, work
+from _glovebox_guest.jobs import python
+from _glovebox_guest.loop import Loop
+from _glovebox_guest.main import require_first, serve, take_wire
+from _glovebox_guest.stdlib import Any, NoReturn, signal, socket
+from _glovebox_guest.wire import Wire
 
 _ORDER_BYTES = 4096
 _ORDER_DESCRIPTORS = 8
@@ -27,6 +33,12 @@ _ARENA_OBJECTS = 1900
 _BYTES_HEAD = sys.getsizeof(b"")
 _ARENAS = 40
 """Arenas for pandas and matplotlib, and spare ones; unused ones are given back."""
+_REHEARSALS = 10
+"""Enough for CPython to specialize what a job calls once: a tenth of a second in all."""
+_REHEARSAL = {
+    "kind": "python", "payload": {"code": "print(0)"}, "environment": {}, "inputs": 0,
+    "limits": {"wall_seconds": 60, "cpu_seconds": 60, "printed_bytes": 64},
+}  # fmt: skip
 _NEW_NAMESPACES = (
     0x1000_0000  # CLONE_NEWUSER: the others belong to it, and no outside user has an id in it
     | 0x0002_0000  # CLONE_NEWNS
@@ -42,6 +54,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 def main() -> None:
     """Import, report ``ready``, and fork once for every order until the host closes the socket."""
+    require_first()
     config = jsontext.loads(sys.argv[-1])
     sys.path.extend(config["path"])
     # bwrap leaves open descriptors that it waited on.
@@ -49,9 +62,9 @@ def main() -> None:
     kernel.prctl("PR_SET_DUMPABLE", 0)
     own = os.getuid()
     # Away from the output of modules that print when they are imported.
-    orders = stdlib.socket.socket(fileno=take_wire()[0])
+    orders = socket.socket(fileno=take_wire()[0])
     # Forks are not waited for: the host sees their end by a pidfd.
-    stdlib.signal.signal(stdlib.signal.SIGCHLD, stdlib.signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     work.warm_up()
     side_by_side: list[bytes] = []
     if config["preload"]:
@@ -73,6 +86,11 @@ def main() -> None:
     gc.freeze()
     # The attribute cache is full of the modules' names: a fork would write to each whose place another takes.
     getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # noqa: SLF001 - called the former since Python 3.13
+    for _ in range(_REHEARSALS):
+        _rehearse({**config, "output": "", "overlay": [], "proxy": False})
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.collect()
     _kept = _filled()
     _collapse()
     orders.sendall(jsontext.dumps({"namespaces": measure.namespaces()}))
@@ -95,6 +113,28 @@ def main() -> None:
             os.close(descriptor)
 
 
+def _rehearse(config: dict[str, Any]) -> None:
+    """Do a whole job, of a program of our own: forks then find code and caches as they would make them.
+
+    Else each would write to shared pages, and copy them: CPython specializes a function when it is called often,
+    and remembers where it has found attributes.
+    """
+    (reading, writing), null = os.pipe(), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    loop, host = Loop(reading, null, ""), Wire("host")
+    child = work.ready_child(config)
+    ready = loop.wire.message("ready", measure.measure(loop.descriptors, config["hidden"], config["masked"]))
+    host.receive(ready)
+    os.write(writing, host.message("job", _REHEARSAL))
+    while loop.job is None:
+        loop.step(None)
+    loop.send(loop.wire.message("outcome", work.work(loop, child, config)))
+    loop.flush()
+    work.reap_everything()
+    for descriptor in loop.descriptors | {writing}:
+        os.close(descriptor)
+    python.warm_up()
+
+
 def become_user(uid: int) -> None:
     """Become the host's user of the next sandbox, where this zygote has several."""
     if uid != os.getuid():
@@ -102,7 +142,7 @@ def become_user(uid: int) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         # It still has to end with its parent; becoming another takes that back.
-        kernel.prctl("PR_SET_PDEATHSIG", stdlib.signal.SIGKILL)
+        kernel.prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
 
 
 def _arenas() -> list[bytes]:
@@ -152,23 +192,19 @@ def _collapse() -> None:
             kernel.collapse(first, last - first)
 
 
-def _next(orders: stdlib.socket.socket) -> tuple[bytes, list[int]]:
+def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next order and its descriptors; empty when the host has closed the socket."""
-    from array import array
-
-    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, stdlib.socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
+    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
     descriptors = array("i")
     for level, kind, data in ancillary:
-        if (level, kind) == (stdlib.socket.SOL_SOCKET, stdlib.socket.SCM_RIGHTS):
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
     return order, list(descriptors)
 
 
-def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, stdlib.Any]) -> stdlib.NoReturn:
+def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
     """Leave what the forked process shares with the zygote, then be a guest. Never returns."""
     try:
-        from array import array
-
         wire, detail, *groups = descriptors
         os.dup2(wire, 0)
         os.dup2(wire, 1)
@@ -181,15 +217,15 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         kernel.unshare(_CLONE_NEWCGROUP)
         # The host inspects this process by it, kills it and sees its end, whatever its number.
         pidfd = array("i", [os.pidfd_open(os.getpid())])
-        host = stdlib.socket.socket(fileno=1)
-        host.sendmsg([b"0"], [(stdlib.socket.SOL_SOCKET, stdlib.socket.SCM_RIGHTS, pidfd)])
+        host = socket.socket(fileno=1)
+        host.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pidfd)])
         host.detach()
         os.close(pidfd[0])
         # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
         kernel.prctl("PR_SET_DUMPABLE", 1)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{inside} {outside} 1")
-        _write("/proc/self/gid_map", f"{inside} {outside} 1")
+        kernel.write("/proc/self/setgroups", "deny")
+        kernel.write("/proc/self/uid_map", f"{inside} {outside} 1")
+        kernel.write("/proc/self/gid_map", f"{inside} {outside} 1")
         _isolate(config["zygote"])
         reseed()
         serve(config)
@@ -203,24 +239,22 @@ def _say(descriptor: int, problem: BaseException, before: str = "") -> None:
     os.write(descriptor, f"{before}{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
 
 
-def _isolate(own: dict[str, stdlib.Any]) -> None:
+def _isolate(own: dict[str, Any]) -> None:
     """Set up file systems, network and rights of this sandbox alone."""
-    import fcntl
-
     os.setsid()
     kernel.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     for target, size in own["tmpfs"]:
         kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
-    network = stdlib.socket.socket(stdlib.socket.AF_INET, stdlib.socket.SOCK_DGRAM)
+    network = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
     request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
     flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP
     fcntl.ioctl(network.fileno(), _SIOCSIFFLAGS, request[:16] + flags.to_bytes(2, sys.byteorder) + request[18:])
     network.close()
     # No namespaces below this one, whatever the seccomp filter allows.
-    _write("/proc/sys/user/max_user_namespaces", "0")
+    kernel.write("/proc/sys/user/max_user_namespaces", "0")
     kernel.drop_capabilities()
 
 
@@ -237,8 +271,3 @@ def reseed() -> None:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = seed
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "wb", 0) as file:
-        file.write(text.encode())

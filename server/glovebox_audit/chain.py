@@ -267,7 +267,7 @@ def parse(line: bytes) -> Record:
     if not shaped:
         raise EvidenceError("a field of the record has the wrong form")
     try:
-        encoded = _dumps(fields["data"])
+        encoded = _plain(fields["data"]) or _dumps(fields["data"])
     except (ValueError, RecursionError) as error:
         raise EvidenceError("the record holds a value that canonical JSON does not") from error
     draft = Draft(kind=fields["kind"], call_id=fields.get("call_id"), data=fields["data"], encoded=encoded)

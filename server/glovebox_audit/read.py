@@ -59,6 +59,8 @@ class LogLine:
     record: Record | None
     error: EvidenceError | None
     in_gap: bool = False
+    leaf: bytes | None = None
+    """Hash of ``raw`` in a segment's tree, where ``verify`` dropped it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +196,14 @@ def head(directory: Path) -> Head:
             raise AuditError(attempted, "it is missing or damaged", "Run `glovebox audit verify`.") from error
 
 
-def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
+def lines(log: BinaryIO, start: int, end: int, gaps: "Gaps | None" = None, before: int = 0) -> Iterator[LogLine]:
     """Yield the lines between two offsets; no bytes raise an error.
 
-    A line in a recorded gap is no record, whatever its form: the chain skips it.
+    A line in a recorded gap is no record, whatever its form: the chain skips it. ``gaps`` are those of the whole file,
+    if lines follow; ``before`` lines are not counted anew.
     """
-    number, fresh = 0, True
-    for at, raw, free in raw_lines(log, start, end):
+    number, fresh = before, True
+    for at, raw, free in raw_lines(log, start, end, gaps):
         number += fresh
         record, error = parsed(raw) if fresh else (None, EvidenceError("the line is too long"))
         if not free:
@@ -209,17 +212,20 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
         fresh = raw.endswith(b"\n")
 
 
-def raw_lines(log: BinaryIO, start: int, end: int) -> Iterator[tuple[int, bytes, bool]]:
+def raw_lines(log: BinaryIO, start: int, end: int, gaps: "Gaps | None" = None) -> Iterator[tuple[int, bytes, bool]]:
     """Yield the offset and bytes of each line between two offsets, and whether it lies in no recorded gap.
 
     A line longer than ``chain.MAX_LINE_BYTES`` comes in parts.
     """
-    gaps = gaps_in(log, start, end)
+    gaps = gaps_in(log, start, end) if gaps is None else gaps
     log.seek(start)
     while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
         yield start, raw, not in_gap(start, gaps)
         start += len(raw)
 
+
+#: In each line with the record of a gap; and bytes in which it is looked for at a time.
+_GAP, _STEP_BYTES = b'"kind":"log.gap"', 1 << 20
 
 Gaps = Sequence[tuple[int, int]]
 """The parts of a file that its ``log.gap`` records account for: ordered, disjoint."""
@@ -233,7 +239,9 @@ def in_gap(offset: int, gaps: Gaps) -> bool:
 
 def gaps_in(log: BinaryIO, start: int, end: int) -> Gaps:
     """Return the gaps recorded between two line starts; each may begin before them."""
-    return _scanned(log, start, end, ())[0]
+    steps = range(start, end, _STEP_BYTES)
+    there = (_GAP in os.pread(log.fileno(), min(_STEP_BYTES + len(_GAP), end - at), at) for at in steps)
+    return _scanned(log, start, end, ())[0] if any(there) else ()
 
 
 def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> tuple[Gaps, list[tuple[int, int]]]:
@@ -243,7 +251,7 @@ def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> t
     log.seek(start)
     while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
         # Parsing is what costs.
-        if b'"kind":"log.gap"' in raw and (first := _gap_before(log.fileno(), start, raw)) is not None:
+        if _GAP in raw and (first := _gap_before(log.fileno(), start, raw)) is not None:
             found.append((first, start))
         if any(needle in raw for needle in needles):
             places.append((start, len(raw)))

@@ -7,17 +7,22 @@ rewritten as a whole, and well-made records added by someone who may write the f
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+import os
+import signal
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, fields, replace
+from multiprocessing.connection import Connection, Pipe
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal, NoReturn
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head, Record
-from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed
+from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentRemoved, SegmentSealed
 from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
@@ -30,6 +35,14 @@ Keys = Mapping[str, Ed25519PublicKey]
 
 #: Problems that are kept; the first ones say what happened, the rest are counted.
 MAX_PROBLEMS = 100
+
+#: Bytes of a file that are worth processes of their own, and of what one reads at a time: it may be as many lines.
+SPREAD_BYTES, PIECE_BYTES = 8 << 20, 1 << 16
+#: Records that are verified whole; of others only these fields are looked at.
+_WHOLE = {GapRecorded.kind, SegmentBegun.kind, SegmentRemoved.kind, SegmentSealed.kind}
+_FIELDS = {"effect", "run"}
+_NAMES = [each.name for each in fields(Record) if each.name not in {"data", "line"}]
+_NAMED = attrgetter(*_NAMES)
 
 #: docs/operate/audit-problems.csv explains each.
 ProblemKind = Literal[
@@ -199,7 +212,7 @@ class Verifier:
             file.sealed = True
             self._seal(line, record)
         else:
-            file.contents.tree.add(merkle.leaf_hash(line.raw))
+            file.contents.tree.add(line.leaf or merkle.leaf_hash(line.raw))
             file.contents.count(record.call_id, record.data)
         if not self._record(line, record):
             return
@@ -378,6 +391,89 @@ def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], verif
                 verifier.missing(following, number)
             with snapshot.segment(number) as (log, size):
                 name = LOG_NAME if number is None else files.name(number)
-                verifier.verify(name, following if number is None else number, read.lines(log, 0, size))
+                with closing(_lines(log, size)) as lines:
+                    verifier.verify(name, following if number is None else number, lines)
             following = None if number is None else number + 1
         return verifier.report(len(snapshot.sealed))
+
+
+_Piece = tuple[int, int, read.Gaps, int]  # as ``read.lines`` takes it
+
+
+def _processes(size: int) -> int:
+    """Return how many processes may parse a file: they are forked, which only a process without threads can be."""
+    return 1 if size < SPREAD_BYTES or threading.active_count() > 1 else len(os.sched_getaffinity(0))
+
+
+def _lines(log: BinaryIO, size: int) -> Generator[LogLine, None, None]:
+    """Yield the lines of a file; a large one is parsed by processes that take its pieces in turn.
+
+    They end with this generator, or at the latest when nobody reads their pipe. What one does not deliver is read here.
+    """
+    if (count := _processes(size)) == 1:
+        yield from read.lines(log, 0, size)
+        return
+    pieces, pipes, children = list(_pieces(log, size)), list[Connection](), list[int]()
+    try:
+        for first in range(count):
+            reader, writer = Pipe(duplex=False)
+            pipes.append(reader)
+            with suppress(OSError), writer:
+                if (child := os.fork()) == 0:
+                    _work(log, pieces[first::count], pipes, writer)
+                children.append(child)
+        for place, piece in enumerate(pieces):
+            try:
+                yield from map(_unpacked, pipes[place % count].recv())
+            except (EOFError, OSError):
+                yield from read.lines(log, *piece)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        for each in pipes:
+            each.close()
+
+
+def _pieces(log: BinaryIO, size: int) -> Iterator[_Piece]:
+    """Yield parts of a file that end where a line does."""
+    gaps = read.gaps_in(log, 0, size)
+    log.seek(0)
+    start = end = before = 0
+    while block := log.read(min(PIECE_BYTES, size - end)):
+        if count := block.count(b"\n"):
+            cut = end + block.rindex(b"\n") + 1
+            yield start, cut, gaps, before
+            start, before = cut, before + count
+        end += len(block)
+    yield start, end, gaps, before
+
+
+def _work(log: BinaryIO, pieces: Iterable[_Piece], pipes: Iterable[Connection], writer: Connection) -> NoReturn:
+    """Send the lines of each piece, without what is not needed of them, and end this process."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for each in pipes:  # else somebody could still read them
+            each.close()
+        with Path(f"/proc/self/fd/{log.fileno()}").open("rb") as own:  # with an offset of its own
+            for piece in pieces:
+                writer.send([*map(_packed, read.lines(own, *piece))])
+    finally:
+        os._exit(0)
+
+
+def _packed(line: LogLine) -> LogLine | tuple[Any, ...]:
+    """Return what is sent of a line: of most records only what is verified, which is read faster than it is made."""
+    record = line.record
+    if record is None or record.kind in _WHOLE:
+        return line
+    data = {name: record.data[name] for name in _FIELDS & record.data.keys()}
+    return line.number, line.end, merkle.leaf_hash(line.raw), data, *_NAMED(record)
+
+
+def _unpacked(sent: LogLine | tuple[Any, ...]) -> LogLine:
+    if isinstance(sent, LogLine):
+        return sent
+    number, end, leaf, data, *named = sent
+    record = Record(data=data, line=b"", **dict(zip(_NAMES, named, strict=True)))
+    return LogLine(number=number, raw=b"", end=end, record=record, error=None, leaf=leaf)

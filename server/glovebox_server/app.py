@@ -114,7 +114,7 @@ def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, st
     if tool is None:
         return "deny", "tool.unknown"
     try:
-        decision = decide(tool, validate_arguments(tool, call), profile)
+        decision = decide(tool, validate_arguments(tool, call), profile, "not asked for")
     except InvalidArgumentsError:
         return "deny", "arguments"
     return decision.effect, decision.rule

@@ -80,6 +80,12 @@ class SecretDirectory:
         listed = os.listdir(self._descriptor)  # noqa: PTH208 - by descriptor
         return sorted(name for name in listed if not name.startswith("."))
 
+    def mark(self, name: str) -> "Mark":
+        """Return what changes with a file; None if that is not sure, or the file cannot be looked at."""
+        with suppress(OSError):
+            return _mark(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False))
+        return None
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock out other writers during the block; after ``LOCK_SECONDS`` run without: the holder may be suspended."""
@@ -202,7 +208,14 @@ MAX_BYTES = 8192
 LOCK_SECONDS = 1.0
 """Others hold the lock for a few writes to the disk."""
 _TICK_NS = 50_000_000
-"""Two changes of a directory within one tick of the kernel's clock (at most 10 ms) look the same to ``stat``."""
+"""Two changes within one tick of the kernel's clock (at most 10 ms) look the same to ``stat``."""
+Mark = tuple[int, ...] | None
+
+
+def _mark(found: os.stat_result) -> Mark:
+    """Return what changes with a file or directory; None right after a change, as the next would look the same."""
+    settled = abs(time.time_ns() - found.st_ctime_ns) > _TICK_NS
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns) if settled else None
 
 
 class StoredItem(BaseModel):
@@ -239,7 +252,7 @@ class Files(Generic[T]):
         self._fix = fix
         self._kind = kind
         self._most = most
-        self._seen: object = None
+        self._seen: Mark = None
         self._found: StoredItems[T] = StoredItems()
 
     def prepare(self) -> None:
@@ -254,10 +267,9 @@ class Files(Generic[T]):
         except OSError as problem:
             self._seen = None
             return StoredItems(damaged=(self._unusable(self.path, problem),))
-        mark = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-        if mark != self._seen:
-            settled = abs(time.time_ns() - found.st_ctime_ns) > _TICK_NS
-            self._found, self._seen = self.read(), mark if settled else None
+        mark = _mark(found)
+        if mark is None or mark != self._seen:
+            self._found, self._seen = self.read(), mark
         return self._found
 
     def read(self) -> StoredItems[T]:

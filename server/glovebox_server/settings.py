@@ -4,15 +4,15 @@ No setting here can widen a profile; only profiles allow anything to a tool.
 """
 
 import difflib
+import os
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import platformdirs
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 
@@ -41,10 +41,8 @@ own_state_dir = _own("STATE", platformdirs.user_state_path)
 """Returns the user's own state directory. Raises DiagnosedError if there is no home directory."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel, frozen=True):
     """Every setting. Environment variables have the prefix ``GLOVEBOX_``."""
-
-    model_config = SettingsConfigDict(env_prefix="GLOVEBOX_", extra="ignore", frozen=True)
 
     workspace: Path | None = None
     """Directory that tools may read, read-only. ``workspace.find`` has the default."""
@@ -81,6 +79,12 @@ class Settings(BaseSettings):
     def environments_dir(self) -> Path:
         """Return the directory of the operator's own environments, beside the profiles."""
         return self.profiles_dir.absolute().parent / "environments"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        names = {name: f"GLOVEBOX_{name.upper()}" for name in cls.model_fields}
+        return {name: os.environ[each] for name, each in names.items() if each in os.environ} | given
 
     @field_validator("*", mode="before")
     @classmethod

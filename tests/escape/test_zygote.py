@@ -255,7 +255,10 @@ print(json.dumps({n: os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/pro
 """
     async with zygote(workspace) as forks, forks.one() as sibling:
         orders = set(zygotes.descriptors(forks.pid).values())
-        assert [each for each in orders if each.startswith("socket:")], "control: it has one"
+        kinds = sorted({each.partition(":")[0] for each in orders})
+        assert kinds == ["/dev/null", "/memfd", "socket"], "control: it has one, and nothing of what it rehearsed with"
+        children = Path(f"/proc/{forks.pid}/task/{forks.pid}/children").read_text().split()
+        assert [int(pid) for pid in children] == inside(sibling)[:1]
         async with forks.busy(program + GO_ON) as (proved, own):
             assert sorted(own) == ["0", "1", "2", "3", "4"]
             assert proved.measured.descriptors == []

@@ -1,8 +1,9 @@
-"""One call enters no more files of ours than before: real sandboxes, walked in a process of their own."""
+"""One call enters no more files of ours than before, nor does a start import more: in processes of their own."""
 
 import json
 import subprocess  # noqa: TID251 - runs the counting program; nothing here comes from a sandbox
 import sys
+from pathlib import Path
 
 import pytest
 from tests.fixtures.internet import Cable, wires
@@ -33,3 +34,24 @@ def test_a_warm_call_enters_no_more_files() -> None:
 def test_a_connection_enters_no_more_files(wires: Cable) -> None:
     """Files of the egress part of one `fetch_url` that gets a credential."""
     assert grown("fetch") == {}
+
+
+#: What takes longest to import, by who needs it: every call, every server, and one over HTTP or with Docker alone.
+CALLS = {"anyio", "cryptography", "pydantic", "rich", "sqlite3", "structlog"}
+SERVES = {"httpx2", "mcp", "mcp_types", "starlette", "uvicorn"}
+REST = {"cryptography.x509", "docker", "glovebox_server.transport.auth", "jwt", "requests"}
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [(["--help"], set[str]()), (["call", "none"], CALLS), (["serve"], CALLS | SERVES)],
+    ids=["help", "call", "stdio"],
+)
+def test_a_start_imports_only_what_it_needs(words: list[str], needed: set[str], tmp_path: Path) -> None:
+    """Help needs neither settings nor models, a call no MCP, and a server over stdio nothing of HTTP but the SDK's."""
+    where = ["--state-dir", str(tmp_path / "state"), "--workspace", str(ROOT / "examples")] if needed else []
+    command = [sys.executable, "-I", "-X", "importtime", "-m", "glovebox_server", *words, *where]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if words[-1] == "none" else 0), done.stderr[-500:]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert imported & (CALLS | SERVES | REST) == needed

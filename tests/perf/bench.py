@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from tests.perf import against, bare, idle, latency, load, machine, peers, plot, report, sides, where, wire
+from tests.perf import against, bare, growth, idle, latency, load, machine, peers, plot, report, sides, where, wire
 from tests.perf.bare import Bare
 from tests.perf.clients import Setup
 from tests.perf.rows import BETWEEN, ROWS, Part, Row, Verdict, chosen, judge, told
@@ -64,6 +65,7 @@ class Run:
             "burst": self._burst,
             "idle": self._idle,
             "wire": self._wire,
+            "growth": partial(growth.measured, self.directory, quick=self.quick, tick=self.tick),
         }
         for part in (each for each in steps if each in {row.part for row in self.rows}):
             try:

@@ -176,6 +176,8 @@ class Caller:
         self._port = port
         self._token = token
         self._pending = b""
+        self.head = b""
+        """Of the last answer, in lower case."""
 
     def request(self, code: str) -> bytes:
         """One call of ``run_python``, as bytes."""
@@ -203,6 +205,7 @@ class Caller:
         """Send a request and return the body of its answer."""
         await self._stream.send(request)
         head = (await self._until(lambda data: data.find(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else 0)).lower()
+        self.head = head
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(f"the server answered {head[:200]!r}")
         length = re.search(rb"content-length: (\d+)", head)

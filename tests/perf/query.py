@@ -121,7 +121,8 @@ def _forget(path: Path) -> None:
     os.close(descriptor)
 
 
-def _timed(act: Callable[[], object]) -> float:
+def timed(act: Callable[[], object]) -> float:
+    """Seconds that it takes."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
@@ -134,18 +135,18 @@ def measure(directory: Path, rounds: int) -> Iterator[str]:
     index.unlink(missing_ok=True)
     head = read.head(directory)
     yield f"{head.seq:,} records, {head.size / 2**30:.2f} GiB"
-    yield f"index made in {_timed(lambda: ask.ask(directory, Filters(), 1, told)):.1f} s"
+    yield f"index made in {timed(lambda: ask.ask(directory, Filters(), 1, told)):.1f} s"
     yield f"index: {index.stat().st_size / 2**20:.0f} MiB"
     for name, filters in QUESTIONS.items():
         _forget(index)
         act = functools.partial(ask.ask, directory, filters, 20, told)
-        cold = _timed(act)
-        warm = sorted(_timed(act) for _ in range(rounds))
+        cold = timed(act)
+        warm = sorted(timed(act) for _ in range(rounds))
         found = ask.ask(directory, filters, 20, told)
         shown = f"{len(found.calls)}{'+' if found.more else ''}"
         yield f"{name}: {shown} calls, cold {cold * 1000:.0f} ms, warm {warm[len(warm) // 2] * 1000:.0f} ms"
     first = ask.ask(directory, replace(Filters(), text="h4.example"), 1, told).calls[0].call_id
-    yield f"show of an old call: {_timed(lambda: ask.records(directory, first, told)) * 1000:.0f} ms"
+    yield f"show of an old call: {timed(lambda: ask.records(directory, first, told)) * 1000:.0f} ms"
 
 
 def main() -> None:
@@ -158,7 +159,7 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         state: Path = given.directory or Path(temporary) / "state"
         if not (state / "audit").exists():
-            print(f"written in {_timed(lambda: write(state, given.records)):.0f} s")  # noqa: T201 - a program
+            print(f"written in {timed(lambda: write(state, given.records)):.0f} s")  # noqa: T201 - a program
         for line in measure(state / "audit", given.rounds):
             print(line, flush=True)  # noqa: T201 - a program
 

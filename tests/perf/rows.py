@@ -15,7 +15,7 @@ from tests.perf.series import Series, Statistic, rounded
 Compare = Literal["ratio", "more", "alone"]  # to its base: as a ratio; by how much it is more; or not at all
 MAX_REASON = 300  # characters of why something was not measured
 PERCENTILES: tuple[Statistic, ...] = ("p50", "p99")
-Part = Literal["latency", "broker", "load", "burst", "idle", "wire"]  # rows of one part are measured together
+Part = Literal["latency", "broker", "load", "burst", "idle", "wire", "growth"]  # rows of one part are measured together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Row:
     floor: float = 0.0
     """Between two revisions: what is below this is as good as this, being finer than it can be measured."""
     between: bool = True
-    """Whether two revisions are compared by it; not by what is not ours, nor by a count that ought to be 0."""
+    """Whether two revisions are compared by it; not by what is not ours, nor what ought to be 0, nor part growth."""
     limit: str = ""  # what stands in the way of a bound that is not met: said beside the number, where it is not
 
     @property
@@ -84,6 +84,7 @@ _broker = partial(Row, part="broker", compare="alone")
 _memory = partial(Row, part="idle", compare="alone", unit="MiB")
 _idle = partial(Row, part="idle", compare="alone", unit=_CORE, floor=0.01)
 _wire = partial(Row, part="wire", compare="alone")
+_growth = partial(Row, part="growth", between=False)
 _peer = partial(_timed, base="bare", between=False)
 _alone = partial(_timed, compare="alone")
 
@@ -226,6 +227,16 @@ ROWS: tuple[Row, ...] = (
         most=3,
         floor=1,
     ),
+    _growth(
+        key="roles",
+        what="`print(1)` over HTTP, 64 roles and 1,000 tokens beside one of each",
+        base="roles-one",
+        most=1.1,
+    ),
+    _growth(key="tokens", what="`tools/list` over HTTP, the same", base="tokens-one", most=1.1),
+    _growth(key="session", what="memory of a session with its stream, of 200", unit="KiB", compare="alone"),
+    _growth(key="query", what="`audit query` of 1,000,000 records, eleven questions: the middle one", compare="alone"),
+    _growth(key="query-slowest", what="the slowest of them", series="query", statistic="max", compare="alone"),
 )
 
 _COLD = ("cold-bubblewrap", "cold-docker", "cold-gvisor")

@@ -1,17 +1,26 @@
 """M14: what verify says about each kind of tampering, where a plain log says nothing; and what a recorded gap hides."""
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
+import select
+import signal
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fixtures import segments
-from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
+from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines, verify
 
 from glovebox_audit import chain, read
+from glovebox_audit import verify as verifying
 from glovebox_audit.bundle import evidence
 from glovebox_audit.bundle.evidence import prove
 from glovebox_audit.chain import GENESIS, EvidenceError, Head, Record, draft
@@ -19,7 +28,7 @@ from glovebox_audit.events import Event, GapRecorded, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
-from glovebox_audit.verify import MAX_PROBLEMS, verify
+from glovebox_audit.verify import MAX_PROBLEMS
 
 Lines = list[bytes]
 
@@ -417,3 +426,68 @@ def test_a_gap_of_many_lines_is_one_gap(directory: Path) -> None:
     LogFile(directory, "s_2").close()
     report = verify(directory)
     assert (report.ok, report.gaps, report.omitted) == (True, 1, 0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest's workers have threads
+def test_a_large_log_is_verified_by_processes_that_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is interrupted, if they are killed, and if none can be made; a small log has none (the control)."""
+    fill(tmp_path, 40)
+    expected, made, fork = verifying.verify(tmp_path), list[int](), os.fork
+    assert (expected.ok, expected.records, verifying._processes(verifying.SPREAD_BYTES - 1)) == (True, 40, 1)
+
+    def noted(then: Callable[[], object]) -> int:
+        if (child := fork()) == 0:
+            then()
+        made.append(child)
+        return child
+
+    def pause() -> None:  # the second one, which nothing is read from
+        if len(made) > 2:
+            signal.pause()
+
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no process")
+
+    monkeypatch.setattr(verifying, "PIECE_BYTES", 600)
+    monkeypatch.setattr(verifying, "_processes", lambda _: 2)
+    for each in (refused, partial(noted, lambda: os.kill(os.getpid(), signal.SIGKILL))):
+        monkeypatch.setattr(os, "fork", each)
+        assert verifying.verify(tmp_path) == expected
+    monkeypatch.setattr(os, "fork", partial(noted, pause))
+    with (tmp_path / LOG_NAME).open("rb") as log:
+        lines = verifying._lines(log, expected.head.size)
+        assert next(lines).number == 1
+        lines.close()
+    assert len(made) == 4
+    assert not [child for child in made if Path(f"/proc/{child}").exists()]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_processes_that_verify_end_when_theirs_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait to be read, which nobody does any more: none of them may keep the other end of a pipe open."""
+    fill(tmp_path, 200)
+    told, tell = os.pipe()
+
+    def pipe(*, duplex: bool) -> tuple[Connection, Connection]:
+        reader, writer = Pipe(duplex)
+        fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+        return reader, writer
+
+    monkeypatch.setattr(verifying, "Pipe", pipe)
+    monkeypatch.setattr(verifying, "_processes", lambda _: 2)
+    if (parent := os.fork()) == 0:
+        with (tmp_path / LOG_NAME).open("rb") as log:
+            lines: Any = verifying._lines(log, read.head(tmp_path).size)
+            next(lines)
+            os.write(tell, json.dumps(lines.gi_frame.f_locals["children"]).encode())
+            signal.pause()
+    pidfds = [os.pidfd_open(child) for child in json.loads(os.read(told, 100))]
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    ended = [bool(select.select([each], [], [], 10)[0]) for each in pidfds]
+    for each in pidfds:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(each, signal.SIGKILL)
+    for each in (*pidfds, told, tell):
+        os.close(each)
+    assert ended == [True, True]

@@ -114,7 +114,8 @@ def test_the_table_names_what_is_slower_and_what_is_not_measured() -> None:
 
 def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
     keys = [row.key for row in BETWEEN]
-    left = {row.key for row in ROWS} - set(keys)
+    # An earlier revision does not start with a thousand tokens.
+    left = {row.key for row in ROWS if row.part != "growth"} - set(keys)
     assert left == {"docker-run", "sandbox-runtime", "llm-sandbox", "mcp-run-python", "disk", "burst-lost"}
     assert len(set(keys)) == len(keys)
     for driver in ("docker", "gvisor", "cold-bubblewrap", "cold-docker", "cold-gvisor"):

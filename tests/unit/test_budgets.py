@@ -29,7 +29,7 @@ from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
-from glovebox_server.guards.budgets.spending import Amounts, Funds, Spender, lines_of
+from glovebox_server.guards.budgets.spending import Amounts, Clocks, Funds, Spender, lines_of
 from glovebox_server.guards.budgets.store import ReservationRequest
 from glovebox_server.tools.base import MAX_OUTPUT, ToolResult
 
@@ -74,6 +74,30 @@ def budget(name: str = "b", **of: Any) -> Budget:
 def refused(result: CallResult) -> str | None:
     found = result.structured.get("refused")
     return found and str(found["rule"])
+
+
+async def test_what_is_over_is_removed_after_a_call_and_not_before_it(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That looks through all that is kept, once a minute."""
+    done: list[str] = []
+    for step in ("reserve", "settle", "tidy"):
+        real = getattr(store.Ledger, step)
+
+        def noted(*given: Any, real: Any = real, step: str = step, **named: Any) -> Any:
+            done.append(step)
+            return real(*given, **named)
+
+        monkeypatch.setattr(store.Ledger, step, noted)
+    async with spending(scene, tmp_path, budget(calls=9)) as spent:
+        for seconds, tidied in ((0, []), (59, []), (60, ["tidy"])):
+            now = Clocks(wall=10**12 + seconds * 1000, boot="a", since_boot=seconds * 1000)
+            monkeypatch.setattr(spent.budgets, "_clocks", lambda now=now: now)
+            await spent.call()
+            await spent.budgets.settle()
+            await anyio.wait_all_tasks_blocked()
+            assert done == ["reserve", "settle", *tidied]
+            done.clear()
 
 
 async def test_a_spent_budget_refuses_on_record_and_starts_nothing(scene: Scene, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.fixtures.consoles import walk_commands
 from glovebox_server.cli import COMPLETE, entry
 from glovebox_server.cli import call as command
 from glovebox_server.cli.main import main
-from glovebox_server.exits import OK, USAGE
+from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.failures import own_command, with_own_command
 from glovebox_server.transport import serve
 
@@ -205,6 +205,17 @@ def test_what_may_be_chosen_is_listed_by_line(
     monkeypatch.setattr("sys.argv", ["glovebox", "completion", "\x1b[2J"])
     assert entry._command_line() == USAGE
     assert "\\x1b[2J" in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_be_imported_says_to_install_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing package is no internal error. The control: other commands work without it."""
+    monkeypatch.setitem(sys.modules, "glovebox_server.cli.serve", None)
+    for word, code in (("serve", UNAVAILABLE), ("completion", OK)):
+        monkeypatch.setattr("sys.argv", ["glovebox", word, "--help"])
+        assert entry._command_line() == code
+    assert "This installation is incomplete" in capsys.readouterr().err
 
 
 PROGRAM = "print('höhe')\n# \"quoted\" \\n\n"

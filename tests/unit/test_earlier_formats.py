@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import segments
+from tests.fixtures.audit_logs import verify
 
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive
@@ -24,7 +25,6 @@ from glovebox_audit.log import AuditLog
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts import statement as receipts
 from glovebox_audit.receipts.dsse import PREDICATE_TYPE, parse_public
-from glovebox_audit.verify import verify
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KEPT = FIXTURES / "earlier_log"
@@ -92,7 +92,6 @@ ABSENT = (
     "uvicorn",
     "docker",
     "requests",
-    "pydantic_settings",
     "anyio",
     "click",
     "rich",

@@ -1,11 +1,14 @@
 """Each caller's share of the time in which requests are read, in a clock that jumps."""
 
+import string
+
 import anyio
 import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from tests.fixtures.callers import a_token
 from tests.fixtures.pools import jumping
+from tests.fixtures.steps import counting
 
 from glovebox_server.transport import auth
 from glovebox_server.transport.auth import (
@@ -151,7 +154,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(auth, "RequestTurns", lambda: RequestTurns(anyio.current_time))
         callers = Callers({name: a_token(name, name[0] * 40) for name in ("much", "other")})
-        self._gate = auth.AuthMiddleware(self._answer, hosts=["here"], callers=callers)
+        self.gate = auth.AuthMiddleware(self._answer, hosts=["here"], callers=callers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await anyio.sleep(0.01)
@@ -172,7 +175,7 @@ class Gate:
             nonlocal status
             status = message.get("status", status)
 
-        await self._gate(scope, receive, send)
+        await self.gate(scope, receive, send)
         return status
 
 
@@ -190,6 +193,32 @@ async def test_one_call_at_a_time_never_waits_and_many_do(monkeypatch: pytest.Mo
             tasks.start_soon(gate.call, "much")
     whole = CALLERS * CALL_SECONDS / SHARE
     assert whole * 0.95 < anyio.current_time() - began < whole + CALLERS * REQUEST_SECONDS / SHARE
+
+
+async def test_a_request_takes_the_same_steps_however_many_others_have_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside open requests of 4 other callers and of 26."""
+    gate, taken, over = Gate(monkeypatch), set(), anyio.Event()
+
+    async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope[auth.PRINCIPAL_SCOPE_KEY].id != "token:much":
+            await over.wait()
+        await Response("done")(scope, receive, send)
+
+    gate.gate.inner, others = hold, string.ascii_uppercase
+    gate.gate.callers = Callers({name: a_token(name, name[0] * 40) for name in ("much", *others)})
+    assert await gate.call("much") == 200
+    async with anyio.create_task_group() as tasks:
+        for number, other in enumerate(others, 1):
+            tasks.start_soon(gate.call, other)
+            await anyio.wait_all_tasks_blocked()
+            if number in (4, 26):
+                with counting() as count:
+                    await gate.call("much")
+                taken.add(count.total())
+        over.set()
+    assert len(taken) == 1
+    assert not gate.gate._requests
+    assert not gate.gate._alike.total()
 
 
 @jumping

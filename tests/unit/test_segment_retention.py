@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
-from tests.fixtures.audit_logs import decided, finished
+from tests.fixtures.audit_logs import decided, finished, verify
 from tests.fixtures.receipts import public, receipt_log
 
 from glovebox_audit import chain
@@ -16,7 +16,6 @@ from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.statement import verify as verify_receipt
 from glovebox_audit.segments import files, rotation
 from glovebox_audit.segments.rotation import Removal
-from glovebox_audit.verify import verify
 from glovebox_server.receipts.keys import Signer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import segments
-from tests.fixtures.audit_logs import decided, finished, log_lines, started
+from tests.fixtures.audit_logs import decided, finished, log_lines, started, verify
 
 from glovebox_audit import chain, read, subscription
 from glovebox_audit import file as audit_file
@@ -21,7 +21,6 @@ from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
-from glovebox_audit.verify import verify
 from glovebox_audit.writers import OpenCalls
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from tests.fixtures.callers import a_token
 
-from glovebox_server.transport.auth import Shares
+from glovebox_server.transport.auth import LEAST_SHARE, Shares, kind_of
 from glovebox_server.transport.tokens import Callers
 
 
@@ -14,7 +14,10 @@ def _callers(number: int) -> Callers:
 
 
 def _taken(shares: Shares, principal: str, held: Counter[str]) -> int:
-    while shares.allows(principal, held):
+    def alike() -> int:
+        return sum(count for each, count in held.items() if kind_of(each) == kind_of(principal))
+
+    while shares.allows(principal, held[principal], alike()):
         held[principal] += 1
     return held[principal]
 
@@ -23,6 +26,16 @@ def _taken(shares: Shares, principal: str, held: Counter[str]) -> int:
 def test_tokens_share_evenly(tokens: int, share: int) -> None:
     """As many each as there are tokens; without a token, as for one that is about to be made."""
     assert _taken(Shares(900, _callers(tokens), subjects=False), "token:t0", Counter()) == share
+
+
+@pytest.mark.parametrize("subjects", [False, True])
+def test_of_very_many_tokens_each_has_a_few_places_while_there_are_any(subjects: bool) -> None:
+    """A thousand: none is shut out by tokens that are not in use, and subjects keep their half."""
+    shares, held = Shares(900, _callers(1000), subjects=subjects), Counter[str]()
+    taken = [_taken(shares, f"token:t{number}", held) for number in range(120)]
+    assert taken[:56] == [LEAST_SHARE] * 56
+    assert sum(taken) == (450 if subjects else 900)
+    assert _taken(shares, "oauth:i#a", held) == (225 if subjects else 0)
 
 
 def test_subjects_leave_tokens_their_half_and_each_other_something() -> None:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import Heard
+from tests.fixtures.steps import steps
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_audit.chain import new_call_id
@@ -82,13 +83,34 @@ def put(place: Path, stop: Stop) -> Stop:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_stop_names_what_it_says_and_nothing_beside_it(scope: Scope) -> None:
-    """The control is the same stop with another name, and a call that has none of that kind."""
-    assert a_stop(scope).names(a_call())
-    if scope != "all":
-        assert not a_stop(scope, NAMES[scope][:-1] + "x").names(a_call())
+async def test_a_stop_names_what_it_says_and_nothing_beside_it(tmp_path: Path, scope: Scope) -> None:
+    """The control is the same stop with another name, and a call that has none of that kind. All need no name."""
     bare = a_call(run=None, principal=Principal(id="local:0", transport="cli"), id="c_" + "1" * 26, tool="fetch_url")
-    assert a_stop(scope).names(bare) is (scope == "all")
+    async with obeying(tmp_path) as stops:
+        other = put(tmp_path, a_stop(scope, NAMES[scope][:-1] + "x"))
+        assert bool(stops.refusal(a_call())) is bool(stops.refusal(bare)) is (scope == "all")
+        stops_of(tmp_path).remove(other.id)
+        put(tmp_path, a_stop(scope))
+        assert stops.refusal(a_call())
+        assert bool(stops.refusal(bare)) is (scope == "all")
+
+
+async def test_of_many_stops_the_first_is_told_in_the_same_steps(tmp_path: Path) -> None:
+    """Beside 4 of other runs and beside 60; a later one of its principal changes nothing."""
+    first, second = sorted((a_stop("run"), a_stop("run")), key=lambda stop: stop.id)
+    taken = set()
+    async with obeying(tmp_path) as stops:
+        for stop in (second, first):
+            put(tmp_path, stop)
+        for number in range(1, 61):
+            put(tmp_path, a_stop("run", f"r_{number}"))
+            if number in (4, 60):
+                assert stops.refusal(a_call())
+                taken.add(steps(lambda: stops._objection(a_call())))
+        put(tmp_path, a_stop("principal"))
+        stops.refusal(a_call())
+        assert stops._objection(a_call()) == (first.refusal, first.id)
+    assert len(taken) == 1
 
 
 async def test_new_calls_are_refused_with_the_reason_until_it_is_lifted(tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ import stat
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.fixtures.callers import a_token, kept
+from tests.fixtures.steps import steps
 
+from glovebox_server import secret_files
 from glovebox_server.cli.rules import token as client_config
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.transport import tokens
@@ -56,8 +60,9 @@ def test_of_several_that_make_one_name_one_does(tmp_path: Path) -> None:
     assert tokens.load(tmp_path / "t") == {"ci": made[0]}
 
 
-def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path) -> None:
-    """64; where one is revoked there is room again (the control)."""
+def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one is revoked there is room again (the control)."""
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 8)
     for number in range(tokens.MAX_TOKENS):
         assert tokens.create(tmp_path / "t", f"t{number}")
     with pytest.raises(SecretFileError, match="no more may be"):
@@ -68,8 +73,11 @@ def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path) -> None:
     assert len(tokens.load(tmp_path / "t")) == tokens.MAX_TOKENS
 
 
-def test_more_files_than_tokens_may_be_are_refused_and_change_nothing_that_runs(tmp_path: Path) -> None:
+def test_more_files_than_tokens_may_be_are_refused_and_change_nothing_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the start, and while a server runs: those in effect stay, and one that is removed goes (the control)."""
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 8)
     place = tmp_path / "t"
     for number in range(tokens.MAX_TOKENS):
         assert tokens.create(place, f"t{number}")
@@ -78,13 +86,44 @@ def test_more_files_than_tokens_may_be_are_refused_and_change_nothing_that_runs(
     _write(place / "a", GOOD)
     _write(place / "b", GOOD)
     (place / "t0").unlink()
-    with pytest.raises(SecretFileError, match="more than 64 tokens"):
+    with pytest.raises(SecretFileError, match="more than 4096 tokens"):
         tokens.load(place)
     assert files.look()
     del before["t0"]
     assert files.tokens == before
     (problem,) = files.problems
-    assert "more than 64 tokens" in str(problem)
+    assert "more than 4096 tokens" in str(problem)
+
+
+def test_a_token_is_read_again_when_its_file_changed_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each second of a thousand files would be much. Written in place, open to others, exchanged, without its role."""
+    place, read = tmp_path / "t", Mock(side_effect=tokens._read)
+    made = [tokens.create(place, name, role="analyst") for name in ("a", "b", "c")]
+    monkeypatch.setattr(tokens, "_read", read)
+    monkeypatch.setattr(secret_files, "_TICK_NS", 10**18)
+    files = tokens.TokenFiles(place, ("analyst",))
+    assert not files.look(("analyst",))
+    assert not files.look(("analyst",))
+    assert read.call_count == 9, "they have just been written, and may change again without showing it"
+    monkeypatch.setattr(secret_files, "_TICK_NS", -1)
+    for looks, changed, reads, problems, change in (
+        (2, False, 3, 0, lambda: None),
+        (1, True, 1, 0, lambda: (place / "a").write_text(GOOD)),
+        (1, True, 1, 1, lambda: (place / "a").chmod(0o640)),
+        (1, True, 1, 0, lambda: (place / "b").replace(place / "a")),
+        (2, False, 0, 0, lambda: None),
+    ):
+        read.reset_mock()
+        change()
+        assert [files.look(("analyst",)) for _ in range(looks)] == [changed] * looks
+        assert (read.call_count, len(files.problems)) == (reads, problems)
+    assert {name: token.sha256 for name, token in files.tokens.items()} == {
+        "a": made[1] and made[1][0].sha256, "c": made[2] and made[2][0].sha256
+    }  # fmt: skip
+    assert files.look(())
+    assert (read.call_count, len(files.problems)) == (0, 2)
 
 
 def test_what_is_wrong_with_the_directory_keeps_tokens_in_force_until_it_is_right(
@@ -130,6 +169,7 @@ def test_a_token_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.
     known = {name: tokens.Token(name=name, sha256=tokens.digest_of(name * 40), expires=expires)
              for name, expires in (("a", now + timedelta(seconds=60)), ("b", None), ("c", now))}  # fmt: skip
     callers = Callers(known)
+    assert callers.due == now.timestamp() + 60
     assert callers.grant("c" * 40) is None, "it never comes into force"
     first, second = callers.grant("a" * 40), callers.grant("b" * 40)
     assert first is not None
@@ -276,21 +316,16 @@ def test_a_token_is_known_by_the_whole_of_it_only() -> None:
         assert callers.grant(presented) is None
 
 
-def test_each_token_is_compared_whichever_is_presented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after the right one was found: how long it takes tells nobody how far a guess came."""
-    compared: list[tuple[str, str]] = []
-
-    def noted(known: str, presented: str) -> bool:
-        compared.append((known, presented))
-        return known == presented
-
-    callers = Callers({name: a_token(name, name * 40) for name in "abcd"})
-    monkeypatch.setattr("glovebox_server.transport.tokens.hmac.compare_digest", noted)
-    for presented in ("a" * 40, "d" * 40, "a" * 39, ""):
-        compared.clear()
-        callers.grant(presented)
-        assert [known for known, _ in compared] == [tokens.digest_of(name * 40) for name in "abcd"]
-        assert {digest for _, digest in compared} == {tokens.digest_of(presented)}
+def test_a_token_is_known_in_the_same_steps_whichever_it_is_of_however_many() -> None:
+    """Of two and of a thousand, the first and the last; and whatever part of one a wrong token has is no other step."""
+    taken, wrong = set(), set()
+    for number in (2, 1000):
+        callers = Callers({f"t{n}": a_token(f"t{n}", f"{n}".ljust(40, "x")) for n in range(number)})
+        for presented in ("0".ljust(40, "x"), f"{number - 1}".ljust(40, "x")):
+            assert callers.grant(presented)
+            taken.add(steps(partial(callers.grant, presented)))
+        wrong |= {steps(partial(callers.grant, presented)) for presented in ("0".ljust(39, "x"), "0", "")}
+    assert (len(taken), len(wrong)) == (1, 1)
 
 
 def test_awkward_paths_survive_the_shell_line() -> None:

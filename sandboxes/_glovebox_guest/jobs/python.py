@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _io  # `io.IOBase` is one of its subclasses
+import atexit
 import builtins
 import gc
 import os
@@ -13,7 +14,7 @@ from _frozen_importlib_external import PathFinder
 from errno import ENOMEM, ENOSPC
 from time import sleep
 
-from _glovebox_guest.program import cell
+from _glovebox_guest.program import cell, child
 from _glovebox_guest.program.cell import NAME
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.site import sitecustomize
@@ -57,10 +58,6 @@ class _StandardLibrary:
 
 class _EmptyInput(_io.FileIO):
     """Empty standard input that notes when a program reads it."""
-
-    def __init__(self) -> None:
-        super().__init__(0, closefd=False)
-        self._replaced = sys.stdin  # deleting it would close the descriptor
 
     def readinto(self, buffer: Any) -> int | None:
         _noted.add("input")
@@ -138,9 +135,7 @@ def _hand_back(emit: Emit, result: Mapping[str, Any]) -> None:
 
 
 def warm_up() -> None:
-    """Replace standard input as for a program, do once what every program does, and discard the results."""
-    stdin = _io.TextIOWrapper(_io.BufferedReader(_EmptyInput()), encoding="utf-8")
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
+    """Do once what every program does, and discard the results."""
     stdout = sys.stdout
     with open(os.devnull, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as sink:
         sys.stdout = sink
@@ -262,13 +257,15 @@ def _source(module: Any, code: str) -> None:
 
 
 def prepare() -> None:
-    """Patch libraries once, to note failures that a program may not report.
+    """Replace standard input, and patch libraries, once, to note failures that a program may not report.
 
     Called before a program's process is forked: there it would copy some fifty pages of memory in every call.
     """
     if os.system is _run_shell:
         return
     os.system = _run_shell
+    stdin = _io.TextIOWrapper(_io.BufferedReader(_EmptyInput(0, closefd=False)), encoding="utf-8")
+    child.streams.update(stdin=stdin, __stdin__=stdin)
     sitecustomize.after("warnings", _warn_as_the_program)
     sitecustomize.after("_socket", _watch_look_ups)
     sitecustomize.after("subprocess", _watch_programs)
@@ -398,8 +395,6 @@ def _finish() -> None:
         threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
         if _leaves_thread(threading):
             _noted.add("thread")
-    import atexit
-
     atexit._run_exitfuncs()  # noqa: SLF001 - as above
     streams = [(getattr(sys, name, None), "flush") for name in ("stdout", "stderr", "__stdout__", "__stderr__")]
     for file, verb in (*_left_open(), *streams):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _glovebox_guest.stdlib import Any
+from _glovebox_guest.stdlib import Any, ast
 
 NAME = "<program>"
 """File name of the caller's code in tracebacks."""
@@ -14,8 +14,6 @@ _SHOWING = ("%matplotlib", "%config InlineBackend")
 
 def execute(code: str, namespace: dict[str, Any]) -> Any:
     """Run all statements; return the last one's value if it is an expression without semicolon, else None."""
-    from _glovebox_guest.stdlib import ast
-
     tree, flags = _parsed(code), ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     silent, parts = True, []
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -34,8 +32,6 @@ def execute(code: str, namespace: dict[str, Any]) -> Any:
 
 def _parsed(code: str) -> Any:
     """Parse a program; if that fails, without a notebook's lines about figures."""
-    from _glovebox_guest.stdlib import ast
-
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return compile(code, NAME, "exec", flags)

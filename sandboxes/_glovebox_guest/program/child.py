@@ -7,15 +7,17 @@ to the guest (which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits i
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
+import resource
 import sys
 
 # Code after a program must not use its replacements of these.
 from os import _exit, fstat, getpid
 from os import write as _write
 
-from _glovebox_guest.kernel import prctl
+from _glovebox_guest.kernel import prctl, read, write
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.stdlib import Any, Callable, Mapping, TypeAlias, signal
 
@@ -37,6 +39,10 @@ _READ = 1024 * 1024
 _LINKS = 10_000
 _END_SECONDS = 1.0
 """Between the report of a task's end and the end of its process, where the guest is not faster."""
+streams: dict[str, Any] = {}
+"""A program's standard ones, by their names in ``sys``."""
+_replaced: list[object] = []
+"""Those of the guest: to free them would take a fork as long as to make new ones."""
 MAX_OPEN_FILES = 1024
 """The usual soft limit of a login shell; a sandbox needs no more."""
 
@@ -48,6 +54,7 @@ class Child:
         self.pid = pid
         self._order = order
         self.stdout, self.stderr, self.result, self.done = pipes
+        self.descriptors = frozenset({order, *pipes})
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Send the order, once. A dead child is detected by its end."""
@@ -59,6 +66,24 @@ class Child:
         except BrokenPipeError:
             pass
         os.close(self._order)
+
+
+def prepare() -> None:
+    """Make a program's standard streams once, not in each fork of a zygote, which would copy sixty pages for them."""
+    if streams:
+        return
+    _replaced.extend((sys.stdin, sys.stdout, sys.stderr))
+    streams["stdin"] = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        own, (reading, writing) = os.dup(descriptor), os.pipe()
+        # On a pipe, as a program's are: the guest's own are files. Line by line, so that the caller sees output at
+        # once; an encoding error must not end a program.
+        os.dup2(writing, descriptor)
+        streams[name] = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - as above
+        os.dup2(own, descriptor)
+        for each in (own, reading, writing):
+            os.close(each)
+    streams.update({f"__{name}__": stream for name, stream in streams.items()})
 
 
 def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) -> Child:
@@ -127,8 +152,6 @@ def _wait(order: int) -> dict[str, Any]:
 
 
 def _become_child(order: int, pipes: tuple[int, ...]) -> None:
-    import fcntl
-
     os.setsid()
     # First away from 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ORDER + 1) for descriptor in (*pipes, order)]
@@ -136,12 +159,8 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     for target, source in enumerate([null, *high]):
         os.dup2(source, target, inheritable=target <= 2)
     os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
-    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees output at once; an
-    # encoding error must not end a program.
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - it stays open
-        sys.__dict__.update({name: stream, f"__{name}__": stream})
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
+    prepare()
+    sys.__dict__.update(streams)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -151,13 +170,10 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
     prctl("PR_SET_DUMPABLE", 1)
     # In a shortage of memory the kernel kills the program, not the guest that has to report it.
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-        score.write("1000")
+    write("/proc/self/oom_score_adj", "1000")
 
 
 def _limit(limits: dict[str, int]) -> None:
-    import resource
-
     # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
@@ -171,8 +187,7 @@ def _limit(limits: dict[str, int]) -> None:
             chain = (chain,)
         del chain
         # Memory that the guest has mapped already (interpreter, preloaded modules) does not count as the program's.
-        with open("/proc/self/statm", encoding="ascii") as sizes:
-            mapped = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        mapped = int(read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)
     if "pids" in limits:
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["pids"],) * 2)

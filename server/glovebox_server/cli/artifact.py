@@ -23,7 +23,8 @@ from glovebox_server import startup, workspace
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import Artifact, records
 from glovebox_server.calls import CallResult, Link, Listener, Principal, Text
-from glovebox_server.cli.options import LazyGroup, caller_id, command, emit, err, out, wants_json, word_form
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import caller_id, command, emit, err, out, wants_json, word_form
 from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import pick, table_of, to_minute
 from glovebox_server.exits import FAILED, OK, REFUSED

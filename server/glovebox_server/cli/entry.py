@@ -5,6 +5,7 @@ Imports little before ``run`` has begun, so that errors of the installation are 
 
 import contextlib
 import errno
+import gc
 import hashlib
 import io
 import logging
@@ -61,6 +62,7 @@ class _OneEntry(logging.Formatter):
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
+    gc.disable()  # until the command's modules are imported: see ``LazyGroup``
     received: list[int] = []
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
@@ -124,24 +126,25 @@ def _command_line() -> int:
         import click  # noqa: PLC0415 - see the module's header
 
         from glovebox_server.cli.main import main  # noqa: PLC0415 - see the module's header
-    except (ImportError, SyntaxError) as problem:
+
+        if instruction := os.environ.get(COMPLETE):
+            from click.shell_completion import shell_complete  # noqa: PLC0415 - only here
+
+            return shell_complete(main, {}, "glovebox", COMPLETE, instruction)
+        try:
+            with main.make_context("glovebox", sys.argv[1:]) as context:
+                main.invoke(context)
+        except click.exceptions.Exit as done:
+            return done.exit_code
+        except click.ClickException as problem:
+            shown = io.StringIO()
+            problem.show(shown)
+            _say(shown.getvalue())
+            return problem.exit_code
+    except (ImportError, SyntaxError) as problem:  # of a command's module; one of a running command is an InternalError
         words = "This installation is incomplete, or was made for another Python: install Glovebox again."
         _say(f"glovebox cannot start with {sys.executable}: {problem}. {words}\n")
         return UNAVAILABLE
-    if instruction := os.environ.get(COMPLETE):
-        from click.shell_completion import shell_complete  # noqa: PLC0415 - only here
-
-        return shell_complete(main, {}, "glovebox", COMPLETE, instruction)
-    try:
-        with main.make_context("glovebox", sys.argv[1:]) as context:
-            main.invoke(context)
-    except click.exceptions.Exit as done:
-        return done.exit_code
-    except click.ClickException as problem:
-        shown = io.StringIO()
-        problem.show(shown)
-        _say(shown.getvalue())
-        return problem.exit_code
     return OK
 
 

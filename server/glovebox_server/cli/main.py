@@ -1,12 +1,12 @@
 """The table of commands. A module is imported when its command is used, so that others stay quick."""
 
-from importlib.metadata import version
+import sys
 
 import click
 from click.shell_completion import get_completion_class
 
 from glovebox_server.cli import COMPLETE
-from glovebox_server.cli.options import LazyGroup, out
+from glovebox_server.cli.groups import LazyGroup
 
 _LAZY = {
     "approvals": ("rules.approvals:approvals", "Answer calls that wait for approval, and see what was granted."),
@@ -36,7 +36,7 @@ _LAZY = {
 @click.group(
     cls=LazyGroup, lazy=_LAZY, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(version("glovebox-mcp"), prog_name="glovebox")
+@click.version_option(package_name="glovebox-mcp", prog_name="glovebox")
 def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
@@ -50,4 +50,4 @@ def completion(shell: str) -> None:
     """
     found = get_completion_class(shell)
     if found is not None:
-        out.out(found(main, {}, "glovebox", COMPLETE).source())
+        sys.stdout.write(found(main, {}, "glovebox", COMPLETE).source() + "\n")

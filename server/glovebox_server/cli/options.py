@@ -1,7 +1,6 @@
-"""Shared by all commands: lazy groups, output, the options for directories, the handling of failures."""
+"""Shared by all commands: output, the options for directories, what they take."""
 
 import functools
-import gc
 import importlib
 import os
 import re
@@ -9,7 +8,6 @@ import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import click
@@ -20,18 +18,11 @@ from rich.text import Text
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.cli import state
+from glovebox_server.cli.groups import JSON, STATE_DIR, Act, CliCommand
 from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_table
-from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.settings import Settings, unknown_variables
 
 T = TypeVar("T")
-Act = Callable[..., int | None]
-"""A command's function, which returns its exit code."""
-
-#: Where a command notes its state directory, for the handling of its failures.
-_STATE_DIR = "glovebox.state_dir"
-
-_JSON = "glovebox.json"
 
 #: Results and data go to standard output, messages for the person to standard error.
 out = Terminal()
@@ -137,7 +128,7 @@ _FOLDERS = {
     "profiles_dir": "Your own profiles (GLOVEBOX_PROFILES_DIR).",
     "policy": "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there.",
     "data_dir": "The sandboxes' runtime (GLOVEBOX_DATA_DIR).",
-    "state_dir": "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says.",
+    "state_dir": "Audit log, artifacts, token (GLOVEBOXSTATE_DIR); else as /etc/glovebox/glovebox.toml says.",
 }
 """Options that name settings, of every command that takes settings, and their help."""
 
@@ -197,7 +188,7 @@ def _with_settings(act: Act, names: list[str], /, *, opens_state: bool, **kwargs
         if (wrong := _wrong(settings, name)) is not None:
             hint = f"--{name.replace('_', '-')}, GLOVEBOX_{name.upper()}"
             raise click.BadParameter(f"{getattr(settings, name)} {wrong}.", param_hint=hint)
-    context.meta[_STATE_DIR] = settings.state_dir
+    context.meta[STATE_DIR] = settings.state_dir
     return act(settings=settings, **kwargs)
 
 
@@ -231,7 +222,7 @@ def _wrong(settings: Settings, name: str) -> str | None:
 def wants_json() -> bool:
     """Return whether the current command was given ``--json``."""
     context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(_JSON))
+    return context is not None and bool(context.meta.get(JSON))
 
 
 def emit(value: object, *shown: Shown | None, indent: int | None = 2) -> bool:
@@ -248,59 +239,6 @@ def emit(value: object, *shown: Shown | None, indent: int | None = 2) -> bool:
         elif each is not None:
             print_table(out, each)
     return False
-
-
-class CliCommand(click.Command):
-    """A command that returns its exit code, and whose failures end in a sentence and an exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run it, and note ``--json``; ``failures`` and ``entry`` handle its exceptions."""
-        ctx.meta[_JSON] = ctx.params.pop("json", False)
-        try:
-            code = super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, OutputError):
-            raise
-        except Exception as raised:
-            failures = importlib.import_module("glovebox_server.cli.failures")  # imports every part
-            doing = f"running `{ctx.command_path}`"
-            found = failures.foreseen(raised, doing.capitalize())
-            if found is None:
-                raise InternalError(doing, ctx.meta.get(_STATE_DIR)) from raised
-            failures.tell(found[0], err, as_json=bool(ctx.meta.get(_JSON)))
-            ctx.exit(found[1])
-        if code:
-            ctx.exit(code)
-
-
-class LazyGroup(click.Group):
-    """A group of such commands. Those of other modules are imported when they are used."""
-
-    command_class = CliCommand
-    group_class = type  # click: of the same class
-
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] = MappingProxyType({}), **kwargs: Any) -> None:
-        """Take each command's place in ``glovebox_server.cli`` (``rules.stop:stops``), and its short help, by name."""
-        super().__init__(*args, **kwargs)
-        self._lazy = lazy
-        for name, (_, text) in lazy.items():
-            self.add_command(click.Command(name, short_help=text))
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None if there is none of this name."""
-        if cmd_name not in self._lazy:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = self._lazy[cmd_name][0].partition(":")
-        gc.disable()  # many modules are imported: there is no garbage, and looking for it takes a third of the time
-        try:
-            command: click.Command = getattr(importlib.import_module(f"glovebox_server.cli.{module}"), attribute)
-        finally:
-            gc.freeze()
-            gc.enable()
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, without importing them."""
-        click.Group(commands=self.commands).format_commands(ctx, formatter)
 
 
 def require_http(transport: str, *names: str) -> None:

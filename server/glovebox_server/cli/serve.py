@@ -12,8 +12,7 @@ from glovebox_server.app import App
 from glovebox_server.cli.options import command, given, require_http, transport_option, workflow_option
 from glovebox_server.settings import Settings
 from glovebox_server.transport import logs
-from glovebox_server.transport import serve as transports
-from glovebox_server.transport.oauth.issuer import OAuth
+from glovebox_server.transport.stdio import serve_stdio
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -55,12 +54,15 @@ def serve(
     logs.to_stderr(log_level, log_format)
 
     oauth = None
-    if oauth_issuer is not None:
-        oauth = OAuth(issuer=oauth_issuer, audiences=oauth_audience, any_type=oauth_any_type)
+    if transport == "http":
+        from glovebox_server.transport import serve as http  # noqa: PLC0415 - imports what a server over stdio never needs
+
+        if oauth_issuer is not None:
+            oauth = http.OAuth(issuer=oauth_issuer, audiences=oauth_audience, any_type=oauth_any_type)
 
     def announce(url: str) -> None:
         event_loop.settled()
-        transports.log_address(url, allowed_host, given(settings, "state_dir"))
+        http.log_address(url, allowed_host, given(settings, "state_dir"))
 
     async def start() -> None:
         """Start the server's parts, warn of oddities in them, and serve with them."""
@@ -69,9 +71,9 @@ def serve(
             _warn(app)
             if transport == "stdio":
                 event_loop.settled()
-                end = await transports.serve_stdio(app, workflow=workflow)
+                end = await serve_stdio(app, workflow=workflow)
             else:
-                end = await transports.serve_http(
+                end = await http.serve_http(
                     app,
                     host=host,
                     port=port,

@@ -24,7 +24,7 @@ _HOSTS = ("inputs", "timeout_seconds")
 class JobValue(BaseModel):
     """Base of the values of jobs: unknown fields and wrong types are errors. Each field has a default."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Arguments(JobValue):
@@ -62,7 +62,7 @@ class BudgetRemainder:
     refills: Annotated[str | None, Field(description="when; null where it does not within the run")]
 
 
-class ToolResult(BaseModel):
+class ToolResult(BaseModel, defer_build=True):
     """The common fields of every tool's structured result."""
 
     call_id: str

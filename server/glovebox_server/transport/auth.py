@@ -14,7 +14,7 @@ Rule 5  Each caller has its share of the connections, and of the event loop's ti
 Rule 6  Errors name the rule and nothing else of the server.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sized
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -46,6 +46,9 @@ BODY_SECONDS: Final = 10.0
 CALL_WAIT_SECONDS: Final = 45.0
 #: Connections at a time, below the usual limit of 1,024 open files; callers share them evenly.
 MAX_CONNECTIONS: Final = 900
+#: Connections, or sessions, that a token may have however many tokens there are, if there are any left: a client has a
+#: stream and some calls.
+LEAST_SHARE: Final = 8
 #: Key of the caller in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 HEALTH_PATH: Final = "/health"
@@ -91,7 +94,9 @@ class AuthMiddleware:
         """Begin with no request."""
         self._hosts = frozenset(host.lower() for host in self.hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
-        self._requests: set[_OpenRequest] = set()
+        self._requests: defaultdict[str, set[_OpenRequest]] = defaultdict(set)
+        """By caller: what others have open costs a request nothing."""
+        self._alike = Counter[str]()
         self._shares = Shares(MAX_CONNECTIONS, self.callers, subjects=self.authority is not None)
         self._reading, self._calling = RequestTurns(), RequestTurns()
 
@@ -154,10 +159,11 @@ class AuthMiddleware:
         return request
 
     async def _admit(self, request: _OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        held = Counter(each.principal.id for each in self._requests)
-        if not self._shares.allows(request.principal.id, held):
+        who, kind = request.principal.id, kind_of(request.principal.id)
+        if not self._shares.allows(who, len(self._requests.get(who, ())), self._alike[kind]):
             raise GateRefusal("busy.requests", 429, "Too many requests of this caller are open")
-        self._requests.add(request)
+        self._requests[who].add(request)
+        self._alike[kind] += 1
         try:
             with request.running:
                 await self._pass(request, scope, receive, send)
@@ -167,16 +173,19 @@ class AuthMiddleware:
                 except RuntimeError:  # of uvicorn: an answer was begun
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._requests.discard(request)
+            self._alike[kind] -= 1
+            self._requests[who].discard(request)
+            if not self._requests[who]:
+                del self._requests[who]
 
     def expire(self, now: float) -> bool:
         """Expire the tokens of requests under way; return whether any expired."""
-        over = [each.grant.expire(now) for each in self._requests]
+        over = [each.grant.expire(now) for own in self._requests.values() for each in own]
         return any(over)
 
     def cut(self) -> None:
         """End what is still open with tokens that are no longer in effect: streams, and unanswered requests."""
-        for each in tuple(self._requests):
+        for each in [each for own in self._requests.values() for each in own]:
             if each.grant.removed.is_set() or each.grant.expired.is_set():
                 each.closed.set()
                 each.running.cancel()
@@ -195,7 +204,7 @@ class AuthMiddleware:
         session = "".join(_values(scope, b"mcp-session-id"))
         if session and identity is not None:
             asked = session, str(identity)
-            if any(each.identity == asked and each.principal.id == principal.id for each in self._requests):
+            if any(each.identity == asked for each in self._requests[principal.id]):
                 reason = "a request of this session has this id, as text, and is not answered yet; use another"
                 raise _malformed(stdio.MessageError(types.INVALID_REQUEST, reason, identity))
             request.identity = asked
@@ -220,8 +229,7 @@ class AuthMiddleware:
             with anyio.fail_after(BODY_SECONDS):
                 async with self._reading.turn(caller):
                     # A caller that waits for each of its requests delays others by no more than that request.
-                    own = [each for each in self._requests if each.principal.id == caller]
-                    beside = sum(method == "GET" or each.asks for each in own)
+                    beside = sum(method == "GET" or each.asks for each in self._requests[caller])
                     charged = beside > 1 or principal.transport == "sse"
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
@@ -344,9 +352,10 @@ class RequestTurns:
 class Shares:
     """Shares out a bounded number of places among the callers.
 
-    Tokens are counted, so each has an even share. The subjects of an authorization server are not. Beside tokens they
-    have half of the places, and of those one may hold as many as are left. So something is always left, and each
-    newcomer gets part of it: the dynamic threshold of ``glovebox_sandboxes.sharing``.
+    Tokens are counted, so each has an even share; of very many, each may have ``LEAST_SHARE`` while there are any left,
+    as not all are in use at once. The subjects of an authorization server are not. Beside tokens they have half of the
+    places, and of those one may hold as many as are left. So something is always left, and each newcomer gets part of
+    it: the dynamic threshold of ``glovebox_sandboxes.sharing``.
     """
 
     def __init__(self, most: int, callers: Sized, *, subjects: bool) -> None:
@@ -354,12 +363,17 @@ class Shares:
         self._callers = callers
         self._subjects = subjects
 
-    def allows(self, principal: str, held: Counter[str]) -> bool:
-        """Return whether a caller may take one more place, given what each holds."""
+    def allows(self, principal: str, held: int, alike: int) -> bool:
+        """Return whether a caller may take one more place: it has ``held``, and all of its kind have ``alike``."""
         theirs = 0
         if self._subjects:
             theirs = self._most // 2 if len(self._callers) else self._most
-        if principal.startswith("token:"):
-            return held[principal] < (self._most - theirs) // max(1, len(self._callers))
-        left = theirs - sum(count for each, count in held.items() if not each.startswith("token:"))
-        return held[principal] < left
+        if kind_of(principal) != "token":
+            return held < theirs - alike
+        even = (self._most - theirs) // max(1, len(self._callers))
+        return held < even if even >= LEAST_SHARE else held < LEAST_SHARE and alike < self._most - theirs
+
+
+def kind_of(principal: str) -> str:
+    """Return ``token``, or what else stands before the colon of a caller's id."""
+    return principal.partition(":")[0]

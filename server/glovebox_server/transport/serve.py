@@ -41,7 +41,7 @@ from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, McpServer
 from glovebox_server.transport import auth, downloads, logs, tokens
-from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, AuthMiddleware, Shares
+from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, AuthMiddleware, Shares, kind_of
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
@@ -55,7 +55,7 @@ MAX_SESSIONS = 1024
 SESSION_IDLE_SECONDS = 1800
 #: Seconds between two checks of the token files: a removed one ends within that time.
 TOKEN_SECONDS = 1.0
-__all__ = ["by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
+__all__ = ["OAuth", "by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
 _log = structlog.get_logger(__name__)
 #: Connections accepted at a time before one is examined; all of them are open files by then.
 _ACCEPTED = 32
@@ -146,7 +146,9 @@ class Sessions(StreamableHTTPSessionManager):
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # None is the SDK's own word for "there are too many"; it answers 503.
         held = Counter(owner["client_id"] for owner in self._session_owners.values())
-        if requestor is None or not self._shares.allows(requestor["client_id"], held):
+        alike = Counter(map(kind_of, held.elements()))
+        who = "" if requestor is None else requestor["client_id"]
+        if requestor is None or not self._shares.allows(who, held[who], alike[kind_of(who)]):
             self._refusals.note("busy.sessions", requestor and requestor["client_id"])
             return None
         return super()._admit_session(requestor)
@@ -221,7 +223,7 @@ async def _follow_tokens(
         while True:
             await anyio.sleep(TOKEN_SECONDS)
             changed = await anyio.to_thread.run_sync(files.look, _roles(app))
-            removed = callers.replace(files.tokens)
+            removed = callers.replace(files.tokens) if changed or callers.due <= time.time() else set()
             callers.unusable = len(files.problems)
             for problem in files.problems if changed else ():
                 _log.warning("a token file cannot be used: what it held before stays in effect", problem=str(problem))

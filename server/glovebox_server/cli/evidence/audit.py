@@ -29,7 +29,8 @@ from glovebox_audit.verify import VerifyReport, verify
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import options
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import command, emit, err, out, wants_json
 from glovebox_server.cli.terminal import cell, styled, table_of
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings

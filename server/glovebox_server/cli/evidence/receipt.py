@@ -22,7 +22,8 @@ from glovebox_audit.receipts.statement import IsolationField, IsolationFound, St
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out, parsed_file, wants_json
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import command, emit, err, out, parsed_file, wants_json
 from glovebox_server.cli.saving import write_new_file
 from glovebox_server.cli.terminal import cell, print_table, table_of
 from glovebox_server.exits import FAILED, OK

@@ -18,7 +18,8 @@ from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, packages, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
-from glovebox_server.cli.options import LazyGroup, command, complete_environment, emit, err
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import command, complete_environment, emit, err
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings

@@ -14,7 +14,8 @@ from glovebox_profiles.policy.model import Reach
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import command, emit, err, out
 from glovebox_server.cli.terminal import pick, print_question, table_of
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer

@@ -21,7 +21,8 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
-from glovebox_server.cli.options import LazyGroup, caller_id, command, emit, err, out, time_option, wants_json
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import caller_id, command, emit, err, out, time_option, wants_json
 from glovebox_server.cli.rules.profiles import described, show_widening
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE

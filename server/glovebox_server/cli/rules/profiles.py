@@ -29,7 +29,8 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.app import check_example, load_profiles, profile_directories
 from glovebox_server.cli.evidence.page import KEEPING
-from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, time_option
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import command, complete_tool, emit, time_option
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import Shown, pick, styled, table_of
 from glovebox_server.exits import FAILED, OK, USAGE

@@ -25,7 +25,8 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli import options, state
 from glovebox_server.cli.evidence.audit import indexed
-from glovebox_server.cli.options import LazyGroup, caller_id, command, emit, err, wants_json
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import caller_id, command, emit, err, wants_json
 from glovebox_server.cli.terminal import pick, styled, table_of
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
 from glovebox_server.guards.stops import stops as store

@@ -17,7 +17,8 @@ from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_server import app as apps
 from glovebox_server import startup, workspace
 from glovebox_server.cli import options, state
-from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, transport_option
+from glovebox_server.cli.groups import LazyGroup
+from glovebox_server.cli.options import command, emit, err, lifetime, transport_option
 from glovebox_server.cli.terminal import pick, table_of, to_minute
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings

@@ -46,6 +46,7 @@ SCHEMA: Final = """
         answers TEXT NOT NULL
     ) WITHOUT ROWID;
     CREATE INDEX questions_digest ON questions (digest);
+    CREATE INDEX questions_state ON questions (state, changed);
     CREATE INDEX questions_whose ON questions (principal, state)
     """
 
@@ -71,7 +72,7 @@ denial becomes no approval.
 _T = TypeVar("_T")
 _UPDATE: Final = "UPDATE questions SET"
 _SELECT: Final = "SELECT state, boot, ends, reach, callers, used_by, body, answers FROM questions"
-_OVER: Final = "state IN ('expired', 'used', 'withdrawn')"
+_OPEN: Final = "state IN ('pending', 'allowed', 'denied')"
 _QUESTION: Final = TypeAdapter(Question)
 _ANSWERS: Final = TypeAdapter(tuple[ApprovalAnswer, ...])
 
@@ -112,7 +113,7 @@ class Questions:
         if record is not None:
             # Of every open state, and unread: a question of another version must not outlive its time.
             db.execute(
-                f"{_UPDATE} state = 'expired', changed = ? WHERE NOT {_OVER} AND (ends <= ? OR boot != ?)",
+                f"{_UPDATE} state = 'expired', changed = ? WHERE {_OPEN} AND (ends <= ? OR boot != ?)",
                 (at.wall, at.since_boot, at.boot),
             )
             db.execute(
@@ -130,7 +131,7 @@ class Questions:
 
     def same(self, digest: str) -> Standing | None:
         """Return the newest open question of this digest."""
-        return next(iter(self._found(f"digest = ? AND NOT {_OVER}", digest)), None)
+        return next(iter(self._found(f"digest = ? AND {_OPEN}", digest)), None)
 
     def grants(self, about: QuestionSubject) -> list[Standing]:
         """Return every grant for a call like this, for its run or for it alone."""

@@ -179,7 +179,7 @@ class Budgets:
             return
         with anyio.CancelScope(shield=True):
             try:
-                await self._transact(lambda _: None)
+                await self._transact(_tidied)
             except StoreError as problem:
                 _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
             except Exception:  # noqa: BLE001 - an internal error ends no server
@@ -211,8 +211,6 @@ class Budgets:
 
         def all_of_it(connection: sqlite3.Connection) -> _T:
             ledger = Ledger(connection, self._clocks())
-            if ledger.is_untidy:
-                ledger.tidy(lambda server: is_orphan(server) or is_of_another_boot(server))
             for call_id, spent in unsettled:
                 ledger.settle(call_id, spent)
             return work(ledger)
@@ -222,6 +220,12 @@ class Budgets:
         except BaseException:
             self._unsettled = [*unsettled, *self._unsettled][:MAX_UNSETTLED]
             raise
+
+
+def _tidied(ledger: Ledger) -> None:
+    # Here, not before a call: it looks through all there is. What is over, or of a dead server, grants nothing anyway.
+    if ledger.is_untidy:
+        ledger.tidy(lambda server: is_orphan(server) or is_of_another_boot(server))
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 KIND = "stop"
 MAX_STOPS = 1024
-"""In effect at one time: each call is compared with each, and one that names a principal does the work of many."""
+"""In effect at one time: all are read again when one is made, and one that names a principal does the work of many."""
 SPARE_STOPS = 64
 """Reserved for the operator: watch rules make no more when the others are used up."""
 MAX_BECAUSE = 500
@@ -64,11 +64,6 @@ class Stop(StoredItem):
     """A principal, or ``watch:`` and the rule."""
     made: AwareDatetime
 
-    def names(self, call: ToolCall) -> bool:
-        """Return whether it stops this call."""
-        who, names = call.principal, {"call": call.id, "run": call.run, "tool": call.tool}
-        return self.scope == "all" or {**names, "principal": who.id, "workflow": who.workflow}[self.scope] == self.name
-
     @property
     def refusal(self) -> Refusal:
         """Return the refusal of the calls it stops."""
@@ -80,6 +75,15 @@ class Stop(StoredItem):
     def encoded(self) -> bytes:
         """Encode it for its file."""
         return self.model_dump_json().encode()
+
+
+def _keys(call: ToolCall) -> tuple[tuple[Scope, str | None], ...]:
+    """Return scope and name of all stops that would stop this call."""
+    who = call.principal
+    return (
+        ("all", ""), ("call", call.id), ("run", call.run), ("tool", call.tool), ("principal", who.id),
+        ("workflow", who.workflow),
+    )  # fmt: skip
 
 
 def new_stop(scope: Scope, name: str, *, because: str, by: str, made: datetime) -> Stop:
@@ -131,6 +135,8 @@ class Stops:
     _overdue: set[anyio.Event] = field(default_factory=set)
     _making: anyio.Lock = field(default_factory=anyio.Lock)
     _here: list[Stop] = field(default_factory=list)
+    _first: dict[tuple[Scope, str | None], Stop] = field(default_factory=dict)
+    """The first of each scope and name."""
     _running: set[Stopped] = field(default_factory=set)
     _busy: anyio.Event = field(default_factory=anyio.Event)
     _told: tuple[str, ...] = ()
@@ -212,8 +218,7 @@ class Stops:
         with anyio.CancelScope(shield=True):
             async with self._making:
                 self._look()
-                known = (*self._found.items, *self._here)
-                if not any((each.scope, each.name) == (scope, name) for each in known):
+                if (scope, name) not in self._first:
                     await self._make(new_stop(scope, name, because=because, by=by, made=datetime.now(UTC)))
 
     async def _make(self, stop: Stop) -> None:
@@ -251,6 +256,8 @@ class Stops:
         self._end_all()
 
     def _end_all(self) -> None:
+        every = reversed((*self._found.items, *self._here))
+        self._first = {(each.scope, each.name if each.scope != "all" else ""): each for each in every}
         for running in self._running:
             self._end(running)
 
@@ -261,9 +268,9 @@ class Stops:
                 running.scope.cancel()
 
     def _objection(self, call: ToolCall) -> tuple[Refusal | None, str | None]:
-        for stop in (*self._found.items, *self._here):
-            if stop.names(call):
-                return stop.refusal, stop.id
+        if found := [self._first[each] for each in _keys(call) if each in self._first]:
+            stop = min(found, key=lambda each: each.id)
+            return stop.refusal, stop.id
         return (DAMAGED, None) if self._found.damaged else (None, None)
 
     async def _watch(self) -> None:
