@@ -31,6 +31,8 @@ from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS, PoolEvent
 from glovebox_sandboxes.runtime.environments import Environment
+from glovebox_sandboxes.worker.client import WorkerClient
+from glovebox_sandboxes.worker.messages import Message
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
@@ -93,6 +95,7 @@ class App:
     """The reason of the server's end, for its last record."""
     refusals: Refusals = field(default_factory=Refusals)
     audit: AuditLog = field(init=False)
+    tasks: TaskGroup = field(init=False)
     guards: GuardSet = field(init=False)
     broker: Broker = field(init=False)
 
@@ -139,10 +142,13 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, transport: str, *, prewarm: bool = True) -> AsyncIterator[App]:
+async def opened(
+    settings: Settings, transport: str, *, prewarm: bool = True, worker: bool = False
+) -> AsyncIterator[App]:
     """Open a server's parts for the length of the block; the stack takes them down in reverse.
 
-    ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible.
+    ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible. With a ``worker``,
+    sandboxes are prepared by a process that servers of this state directory share.
 
     Raises:
         ProfileError: A profile or the policy is invalid, or the environment it names is not built.
@@ -154,7 +160,7 @@ async def opened(settings: Settings, transport: str, *, prewarm: bool = True) ->
     """
     app = _read(settings, transport)
     async with AsyncExitStack() as stack:
-        tasks, watch = await _open_parts(app, stack, prewarm=prewarm)
+        tasks, watch = await _open_parts(app, stack, prewarm=prewarm, worker=worker)
         try:
             await _begin(app, tasks, watch, prewarm=prewarm)
             yield app
@@ -163,7 +169,7 @@ async def opened(settings: Settings, transport: str, *, prewarm: bool = True) ->
             app.guards.hiding.close()
 
 
-async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool) -> tuple[TaskGroup, Watch]:
+async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool, worker: bool) -> tuple[TaskGroup, Watch]:
     settings, state, policy, enter = app.settings, app.settings.state_dir, app.in_force, stack.enter_async_context
     shared = app.transport == "http"
     audit = app.audit = await enter(AuditLog.open(state / "audit", app.server_id, rotation(settings, app.signer)))
@@ -173,10 +179,11 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool) -> tupl
     await enter(app.artifacts.opened())
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
-    pool = await enter(pools.open_pool(partial(_record, audit), SandboxDescriber(), shared=shared))
+    client = WorkerClient(state, settings.data_dir, partial(_tell, app), shared=shared) if worker else None
+    pool = await enter(pools.open_pool(partial(_record, audit), SandboxDescriber(), shared=shared, worker=client))
     await enter(_on_record(app))
     await enter(app.refusals.recorded(audit))
-    tasks = await enter(anyio.create_task_group())
+    tasks = app.tasks = await enter(anyio.create_task_group())
     sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
     guards = app.guards = GuardSet(
         rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
@@ -337,6 +344,12 @@ async def _sweep(store: ArtifactStore) -> None:
     while True:
         await anyio.sleep(_SWEEP_SECONDS)
         await store.sweep()
+
+
+def _tell(app: App, message: Message) -> None:
+    """Record a change that the worker tells of."""
+    told = {name: message[name] for name in ("what", "driver", "ready", "most", "reason")}
+    app.tasks.start_soon(_record, app.audit, PoolEvent(plan_digest=message["plan"], **told))
 
 
 async def _record(audit: AuditLog, event: PoolEvent) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.audit_logs import whole_records
 from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.channels import READY
 
 from _glovebox_guest import wire
 from glovebox_audit.chain import Record, new_call_id
-from glovebox_audit.read import records_of
 from glovebox_audit.receipts.statement import of_call, verify
 from glovebox_sandboxes.contract.base import SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
@@ -73,7 +73,7 @@ class Home:
             came = await submitted(self.app, "run_python", {"code": code}, call_id=call_id)
         except SandboxError as problem:
             came = problem
-        return came, list(records_of(self.state / "audit", call_id))
+        return came, whole_records(self.state / "audit", call_id)
 
 
 @asynccontextmanager

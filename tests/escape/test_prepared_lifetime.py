@@ -17,6 +17,7 @@ import pytest
 from tests.fixtures import leftovers, zygotes
 from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.leftovers import until
+from tests.fixtures.workers import workers
 
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
@@ -161,7 +162,7 @@ async def test_a_workspace_that_was_replaced_is_not_what_a_call_sees(settings: S
 
 @pytest.mark.parametrize("family", range(3))
 async def test_sigkill_of_a_server_with_sandboxes_that_stand_ready(settings: Settings, family: int) -> None:
-    """I11: no process, control group or mount is left, also of those that nobody had asked for yet."""
+    """I11: of its calls nothing is left; with its worker, nothing of those that nobody had asked for yet either."""
     mounts = leftovers.mounts()
     await _killed(settings, family)
     assert leftovers.mounts() == mounts
@@ -182,13 +183,19 @@ async def _killed(settings: Settings, least: int) -> None:
         ):
             await process.stdin.send(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         # At another moment each time: the zygote starts, it forks, sandboxes wait.
-        await until(lambda: zygotes.running(process.pid))
+        await until(lambda: any(zygotes.running(pid) for pid in workers(settings.state_dir)))
+        (worker,) = workers(settings.state_dir)
         if least:
-            (pid,) = zygotes.running(process.pid)
+            (pid,) = zygotes.running(worker)
             # A guest, then its program. Where the call was first, it has one started for it, and one more waits.
             await until(lambda: len(leftovers.family(pid)) >= least)
-        family = leftovers.family(process.pid)
-        assert len(family) >= 2
+        prepared = leftovers.family(worker)
+        family = [each for each in leftovers.family(process.pid) if each not in prepared and each.pid != worker]
         process.kill()
     await until(lambda: not leftovers.alive(family))
     await until(lambda: not leftovers.groups(process.pid))
+    family = leftovers.family(worker)
+    assert len(family) >= 2
+    os.kill(worker, signal.SIGKILL)
+    await until(lambda: not leftovers.alive(family))
+    await until(lambda: not leftovers.groups(worker))

@@ -145,7 +145,7 @@ async def test_changes_come_back_as_a_patch_and_the_host_is_as_it_was(
     assert {"name": "artifact:changes.patch", "digest": {"sha256": hashlib.sha256(patch).hexdigest()}} in [
         {name: each[name] for name in ("name", "digest")} for each in receipt["subject"]
     ]
-    measured = {each["field"]: each.get("inside") for each in receipt["predicate"]["isolation"]["fields"]}
+    measured = {each["field"]: each.get("inside") for each in started["fields"]}
     assert "/guest/workspace" in measured["mounts of host files"]
     assert "200 files and 4 MiB of workspace" in " ".join(receipt["predicate"]["withheld"])
     applied = tmp_path / "applied"

@@ -32,7 +32,7 @@ class Host:
             raise UnsupportedSpecError("isolation", "none of this test's", "")
         return "driver", spec
 
-    def prepare(self, _driver: str, plan: SandboxSpec) -> None:
+    async def keep(self, _driver: str, plan: SandboxSpec) -> None:
         """Remember it."""
         self.prepared.append(plan)
 

@@ -222,6 +222,10 @@ class Driver(Protocol):
         """Return its name in profiles."""
 
     @property
+    def forks(self) -> bool:
+        """Return whether a worker prepares its sandboxes: its sources ``make`` them."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """Return the result of the probe made when the driver was created."""
 

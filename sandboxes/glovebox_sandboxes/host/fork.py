@@ -43,10 +43,8 @@ class Fork:
             held.callback(os.close, self.detail)
             held.callback(os.close, self.pidfd)
             self.wire.close()
-            self.group.weigh(1)  # with a small share it would be slow to die
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self.group.kill()
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # and all in its pid namespace with it
             over = select.poll()
             over.register(self.pidfd, select.POLLIN)  # see pidfd_open(2)
             over.poll(END_SECONDS * 1000)
@@ -54,9 +52,7 @@ class Fork:
                 time.sleep(pause)
 
 
-def fork(
-    orders: socket.socket, zygote: host_view.ZygoteView, name: str, group: Cgroup, uid: int | None
-) -> Fork:
+def fork(orders: socket.socket, zygote: host_view.ZygoteView, name: str, group: Cgroup, uid: int | None) -> Fork:
     """Have a zygote fork a sandbox with this name, into its group, as this user by the zygote's numbers.
 
     ``orders`` is the zygote's socket, and ``group`` is removed if the fork fails.

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,10 +18,12 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, SandboxSpec
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.registry import Drivers, Waits
 from glovebox_sandboxes.pool.ready_queue import PoolEvent, ReadyQueue, Workshop
 from glovebox_sandboxes.session.connection import AttestedSandbox
-from glovebox_sandboxes.sharing import FairLimiter
+from glovebox_sandboxes.sharing import FairLimiter, weigh_all
+from glovebox_sandboxes.worker.client import WorkerClient
 
 MOST_QUEUES = 64
 """Above this, queues with outdated masks are forgotten."""
@@ -50,36 +52,32 @@ class ProcessorShares:
         self._running: dict[str, dict[Sandbox, int]] = {}
         self._loop = FairLimiter(1, shared=False)
 
+    def pause(self, key: str) -> Callable[[], Awaitable[None]]:
+        """Return what a guest's reader awaits when its turn is over."""
+        return partial(self._loop.pause, key)
+
     @contextmanager
     def shared(self, key: str, attested: AttestedSandbox) -> Iterator[None]:
         """Count a sandbox of a key during the block; a lone or unused one keeps the default at no cost."""
-        attested.link.pause = partial(self._loop.pause, key)
+        attested.link.pause = self.pause(key)
         running = self._running.setdefault(key, {})
         running[attested.sandbox] = 1
-        _weigh(running)
+        weigh_all(running)
         try:
             yield
         finally:
             del running[attested.sandbox]
-            _weigh(running)
+            weigh_all(running)
             if not running:
                 del self._running[key]
-
-
-def _weigh(running: dict[Sandbox, int]) -> None:
-    """Share the default among them by a power of two: most calls begin and end without a write for each sandbox."""
-    parts = 1 << max(0, len(running) - 1).bit_length()
-    for sandbox, before in running.items():
-        if parts != before:
-            sandbox.weigh(parts)
-            running[sandbox] = parts
 
 
 class Pool:
     """Prepared sandboxes of one server. Open it with ``open_pool``."""
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: Workshop, worker: WorkerClient | None = None) -> None:
         self.workshop = workshop
+        self._worker = worker
         self._queues: dict[tuple[str, str], ReadyQueue] = {}
         self._processor = ProcessorShares()
 
@@ -96,6 +94,16 @@ class Pool:
         Calls of one ``key`` share its part. ``waits`` is called if none is ready, before waiting for one or starting
         one; perhaps more than once. Raises SandboxError if it could not be started, or did not get ready.
         """
+        if self._worker is not None and driver.forks:
+            async with self._worker.lease(driver, plan, key, waits) as attested:
+                if attested is not None:
+                    attested.link.pause = self._processor.pause(key)
+                    yield replace(attested, record=self.workshop.describe(driver, attested))
+                    return
+            await waits()
+            async with self.start(driver, cold, key) as attested:
+                yield attested
+            return
         queue = self.prepare(driver, plan)
         with queue.in_use(key):
             leased = await queue.lease(key, waits)
@@ -121,6 +129,14 @@ class Pool:
                 attested = await self.workshop.attest(sandbox, driver, plan)
             with self._processor.shared(key, attested):
                 yield attested
+
+    async def keep(self, driver: Driver, plan: Plan) -> None:
+        """Keep sandboxes of a plan ready while they are used; one that cannot be prepared is started for its call."""
+        if self._worker is None or not driver.forks:
+            self.prepare(driver, plan)
+            return
+        with suppress(SandboxError):  # its calls report it
+            await self._worker.prepare(driver, plan)
 
     def prepare(self, driver: Driver, plan: Plan) -> ReadyQueue:
         """Return the queue of a plan, refilled from now on as long as it is used, and its siblings with it."""
@@ -148,7 +164,11 @@ class Pool:
 
 @asynccontextmanager
 async def open_pool(
-    tell: Tell, describe: Callable[[Driver, AttestedSandbox], object] = lambda *_: None, *, shared: bool = False
+    tell: Tell,
+    describe: Callable[[Driver, AttestedSandbox], object] = lambda *_: None,
+    *,
+    shared: bool = False,
+    worker: WorkerClient | None = None,
 ) -> AsyncIterator[Pool]:
     """Open a pool during the block; nothing of it is left afterwards.
 
@@ -159,8 +179,10 @@ async def open_pool(
         starts = FairLimiter(MOST_STARTING, shared=shared)
         workshop = Workshop(tasks=tasks, describe=describe, tell=tell, starts=starts, shared=shared)
         try:
-            yield Pool(workshop)
+            yield Pool(workshop, worker)
         finally:
+            if worker is not None:
+                worker.close()
             tasks.cancel_scope.cancel()
             workshop.mounted.close()
 
@@ -220,7 +242,7 @@ class SandboxProvider:
 
     async def prepare(self, isolation: tuple[str, ...], spec: SandboxSpec) -> None:
         """Keep sandboxes of this spec ready while they are used. Raises UnsupportedSpecError if no driver can."""
-        self.pool.prepare(*await self.drivers.choose(isolation, spec))
+        await self.pool.keep(*await self.drivers.choose(isolation, spec))
 
 
 def needs_preload(code: str, preload: Sequence[str]) -> bool:

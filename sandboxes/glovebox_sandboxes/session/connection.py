@@ -181,8 +181,11 @@ Serve = Callable[[Duplex], Awaitable[None]]
 class GuestConnection:
     """The conversation with one guest."""
 
-    def __init__(self, channel: anyio.abc.ByteStream) -> None:
+    def __init__(self, channel: anyio.abc.ByteStream, *, ready: bool = False) -> None:
+        """Talk over a channel, from the guest's first message on, or from what follows it if that was ``ready``."""
         self.wire = wire.Wire("host")
+        if ready:
+            self.wire.state = "ready"
         self._channel = channel
         self._outbox = bytearray()
         self._posted = anyio.Event()

@@ -66,7 +66,7 @@ def serve(
 
     async def start() -> None:
         """Start the server's parts, warn of oddities in them, and serve with them."""
-        async with apps.opened(settings, transport) as app:
+        async with apps.opened(settings, transport, worker=True) as app:
             app.in_force.require(workflow)
             _warn(app)
             if transport == "stdio":

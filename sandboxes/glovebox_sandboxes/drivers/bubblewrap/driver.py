@@ -52,6 +52,7 @@ class Bubblewrap(wall.Walled):
 
     name = NAME
     level = "namespaces"
+    forks = True
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""

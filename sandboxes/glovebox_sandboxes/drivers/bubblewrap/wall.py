@@ -52,6 +52,7 @@ class Walled:
 
     name: ClassVar[str]
     level: ClassVar[Level]
+    forks: ClassVar[bool] = False
     limits: ClassVar[Mapping[str, str]] = {}
     """Mechanisms that are not the usual ones behind bwrap."""
 

@@ -220,6 +220,8 @@ class _EngineLink:
 class DockerDriver:
     """Driver of containers of the local Docker Engine; made by ``connect``."""
 
+    forks = False
+
     def __init__(self, capabilities: Capabilities, connection: _EngineLink | None) -> None:
         self.name = capabilities.driver
         self.capabilities = capabilities

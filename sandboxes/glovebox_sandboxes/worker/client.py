@@ -1,0 +1,365 @@
+"""A server's end of its worker: find or start it, lease a sandbox for a call, and see it ended."""
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess  # noqa: TID251 - the worker outlives this server: nothing of it is to be killed with us
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import structlog
+from anyio.abc import UNIXSocketStream
+
+from glovebox_sandboxes.contract.attestation import Attestation
+from glovebox_sandboxes.contract.base import Driver, Plan, SandboxStats
+from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.measure import Measured
+from glovebox_sandboxes.drivers.registry import Waits
+from glovebox_sandboxes.host.cgroup import GroupFiles
+from glovebox_sandboxes.host.host_view import HostView
+from glovebox_sandboxes.host.process import END_SECONDS, read_words
+from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
+from glovebox_sandboxes.worker import place
+from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, MessageError, Reader, encode
+from glovebox_sandboxes.worker.tables import Alone, SharedTable
+
+START_SECONDS = 20.0
+"""For a worker to listen: half a second of imports on an idle machine."""
+ENDED_SECONDS = 1.0
+"""Longest that a call which did not end well waits for the worker's word that nothing is left."""
+RETRY_SECONDS = (0.1, 5.0)
+"""Shortest and longest pause before a worker that has gone is started again."""
+_READ = 1 << 16
+_SEND_SECONDS = 1.0
+_MOST_SEEN = 65_536
+"""Ids of sandboxes that are remembered, so that none is taken twice."""
+
+_log = structlog.get_logger(__name__)
+
+
+class LeasedSandbox:
+    """A sandbox that the worker made and will end; until then it is one call's."""
+
+    def __init__(self, said: Message, channel: UNIXSocketStream, pidfd: int, detail: int) -> None:
+        self.id: str = said["sandbox"]
+        self.channel = channel
+        self._pidfd = pidfd
+        self._detail = detail
+        self._group = GroupFiles(said["groups"])
+        self.cpu_seconds = self._group.cpu_seconds
+
+    async def host_view(self) -> HostView:
+        """Raise AssertionError: the worker has looked, and its table says what it saw."""
+        raise AssertionError(self.id)
+
+    def weigh(self, parts: int) -> None:
+        """Do nothing: the worker shares processors among all servers."""
+
+    async def kill(self) -> None:
+        """Kill its first process, and with it all others, and wait until that is gone: see pid_namespaces(7)."""
+        with anyio.CancelScope(shield=True):
+            await self.channel.aclose()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with anyio.move_on_after(END_SECONDS):
+                await anyio.wait_readable(self._pidfd)
+
+    async def stats(self) -> SandboxStats:
+        """See ``Sandbox.stats``."""
+        return replace(self._group.stats() or SandboxStats(), detail=read_words(self._detail)[-2000:])
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        os.close(self._pidfd)
+        os.close(self._detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proved:
+    """A table, and what it proved with the first sandbox that had it."""
+
+    table: SharedTable
+    measured: Measured
+    attestation: Attestation
+
+
+class WorkerLink:
+    """One connection to a worker."""
+
+    def __init__(self, link: socket.socket, tell: Callable[[Message], None]) -> None:
+        self._link, self._tell = link, tell
+        self._reader = Reader()
+        self._answers: dict[object, asyncio.Queue[tuple[Message, list[int]]]] = {}
+        self._numbers = itertools.count(1)
+        self.tables: dict[str, SharedTable] = {}
+        self.proved: dict[tuple[str, str], _Proved] = {}
+        self.prepared: set[str] = set()
+        self.lost = asyncio.Event()
+        asyncio.get_running_loop().add_reader(link.fileno(), self._receive)
+
+    def ask(self, message: Message, about: object) -> "asyncio.Queue[tuple[Message, list[int]]]":
+        """Send a message; answers about this come into the queue, until ``forget``."""
+        answers = self._answers[about] = asyncio.Queue()
+        self.send(message)
+        return answers
+
+    def send(self, message: Message) -> None:
+        """Send a message; the connection is lost if the worker does not take it."""
+        try:
+            self._link.sendall(encode(message))
+        except OSError:
+            self.close()
+
+    def number(self) -> int:
+        """Return the number of a new lease."""
+        return next(self._numbers)
+
+    def forget(self, about: object) -> None:
+        """Drop what still comes about this."""
+        for _, descriptors in _drained(self._answers.pop(about)):
+            _close(descriptors)
+
+    def close(self) -> None:
+        """End the connection, and with it all that was leased over it."""
+        if not self.lost.is_set():
+            self.lost.set()
+            asyncio.get_running_loop().remove_reader(self._link.fileno())
+            self._link.close()
+            self._reader.close()
+            for answers in self._answers.values():
+                answers.put_nowait(({"kind": "lost"}, []))
+
+    def _receive(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._link, _READ, MAX_DESCRIPTORS, socket.MSG_DONTWAIT)
+            if not data:
+                self.close()
+            for message, given in self._reader.feed(data, descriptors):
+                self._take(message, given)
+        except BlockingIOError:
+            return
+        except (OSError, MessageError, LookupError, TypeError, ValueError) as problem:
+            _log.warning("the connection to the worker ended", problem=repr(problem))
+            self.close()
+
+    def _take(self, message: Message, descriptors: list[int]) -> None:
+        kind = message["kind"]
+        about = message.get("lease") or message.get("plan") or kind
+        if kind == "event":
+            self._tell(message)
+        elif kind == "table":
+            table = SharedTable.decoded(message["table"])
+            if table.digest != message["digest"]:
+                raise MessageError("a table has another digest than it claims")
+            self.tables[message["digest"]] = table
+        elif about in self._answers:
+            self._answers[about].put_nowait((message, descriptors))
+        else:
+            _close(descriptors)
+
+
+class WorkerClient:
+    """The worker of a server's state directory, started when it is needed and is not there."""
+
+    def __init__(self, state: Path, data: Path, tell: Callable[[Message], None], *, shared: bool) -> None:
+        """Find it by the state and data directory; ``tell`` gets its events."""
+        self._state, self._data, self._tell, self._shared = state, data, tell, shared
+        self._link: WorkerLink | None = None
+        self._lock = anyio.Lock()
+        self._seen: dict[str, None] = {}
+        self._delay = 0.0
+        self._retry_at = 0.0
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._link is not None:
+            self._link.close()
+
+    async def prepare(self, driver: Driver, plan: Plan) -> WorkerLink:
+        """Have sandboxes of a plan prepared. Raises SandboxError if the worker is not there, or cannot."""
+        async with self._lock:
+            link = self._link
+            if link is None or link.lost.is_set():
+                link = self._link = await self._connect()
+            if plan.digest not in link.prepared:
+                message = {"kind": "prepare", "plan": plan.digest, "driver": driver.name, "shared": self._shared}
+                answers = link.ask({**message, "spec": asdict(plan.spec)}, plan.digest)
+                try:
+                    said, _ = await answers.get()
+                finally:
+                    link.forget(plan.digest)
+                _require(said)
+                link.prepared.add(plan.digest)
+            return link
+
+    @asynccontextmanager
+    async def lease(self, driver: Driver, plan: Plan, key: str, waits: Waits) -> AsyncIterator[AttestedSandbox | None]:
+        """Lease a sandbox for a call during the block, or None if starting one is as quick.
+
+        ``waits`` is awaited before anything is waited for. Raises SandboxError.
+        """
+        link = self._link
+        if link is None or link.lost.is_set() or plan.digest not in link.prepared:
+            await waits()
+            link = await self.prepare(driver, plan)
+        number = link.number()
+        message = {"kind": "lease", "lease": number, "plan": plan.digest, "key": key}
+        answers = link.ask({**message, "seconds": plan.spec.limits.wall_seconds}, number)
+        sandbox: LeasedSandbox | None = None
+        well = False
+        try:
+            said, descriptors = await answers.get()
+            if said["kind"] == "waiting":
+                await waits()
+                said, descriptors = await answers.get()
+            if said["kind"] == "refused" and "what" not in said:
+                well = True
+                yield None
+                return
+            _require(said)
+            try:
+                sandbox = await _taken(said, descriptors)
+                attested = self._prove(link, plan, said, sandbox)
+            except (LookupError, TypeError, ValueError, AttributeError) as problem:
+                link.close()
+                raise _gone(f"it broke the protocol: {problem!r}") from problem
+            yield attested
+            well = True
+        finally:
+            if sandbox is not None:
+                await sandbox.channel.aclose()
+            link.send({"kind": "end", "lease": number})
+            try:
+                if sandbox is not None and not well:
+                    await sandbox.kill()
+                    await _confirm(answers, sandbox.id)
+            finally:
+                link.forget(number)
+                if sandbox is not None:
+                    sandbox.close()
+
+    def _prove(self, link: WorkerLink, plan: Plan, said: Message, sandbox: LeasedSandbox) -> AttestedSandbox:
+        """Check a leased sandbox by our own plan. Raises SandboxError."""
+        alone = Alone(namespaces=said["namespaces"], outside=said["outside"])
+        own = host_namespaces()
+        known = link.proved.get((plan.digest, said["table"]))
+        if known is None:
+            table = link.tables[said["table"]]
+            measured, attestation = table.attest(plan, alone, own)
+            known = link.proved[plan.digest, said["table"]] = _Proved(
+                table=table, measured=measured, attestation=attestation
+            )
+        known.table.require_alone(plan, alone, own)
+        if sandbox.id in self._seen:
+            raise SandboxError("Leasing a sandbox", f"{sandbox.id} was leased before", "Restart the worker.")
+        self._seen[sandbox.id] = None
+        if len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        measured = known.measured.model_copy(update={"namespaces": alone.namespaces})
+        guest = GuestConnection(sandbox.channel, ready=True)
+        return AttestedSandbox(sandbox=sandbox, plan=plan, link=guest, measured=measured, attestation=known.attestation)
+
+    async def _connect(self) -> WorkerLink:
+        """Connect to the worker, or start it: a while after it was last started, if it has gone again."""
+        await anyio.sleep(max(0.0, self._retry_at - time.monotonic()))
+        least, most = RETRY_SECONDS
+        self._delay = min(max(least, self._delay * 2), most)
+        self._retry_at = time.monotonic() + self._delay
+        try:
+            link = WorkerLink(await anyio.to_thread.run_sync(_reach, self._state, self._data), self._tell)
+        except OSError as problem:
+            raise _gone(str(problem)) from problem
+        answers = link.ask({"kind": "hello", "version": place.VERSION}, "hello")
+        with anyio.move_on_after(START_SECONDS):
+            said, _ = await answers.get()
+            if said.get("version") == place.VERSION:
+                self._delay = 0.0
+                link.forget("hello")
+                return link
+        link.close()
+        raise _gone("it is of another version, or does not answer")
+
+
+async def _taken(said: Message, descriptors: list[int]) -> LeasedSandbox:
+    try:
+        wire, pidfd, detail = descriptors
+    except ValueError:
+        _close(descriptors)
+        raise
+    channel = await UNIXSocketStream.from_socket(socket.socket(fileno=wire))
+    return LeasedSandbox(said, channel, pidfd, detail)
+
+
+async def _confirm(answers: "asyncio.Queue[tuple[Message, list[int]]]", name: str) -> None:
+    """Wait for the worker's word that nothing of a sandbox is left; say so if it does not come, or something is."""
+    stayed = "the worker has not confirmed it"
+    with anyio.CancelScope(shield=True), anyio.move_on_after(ENDED_SECONDS):
+        while (said := (await answers.get())[0])["kind"] not in {"ended", "lost"}:
+            pass
+        stayed = said.get("stayed", "its worker has gone, and it with that")
+    if stayed:
+        _log.warning("a sandbox may not be gone", sandbox=name, reason=stayed)
+
+
+def _require(said: Message) -> None:
+    if said["kind"] == "lost":
+        raise _gone("it has ended")
+    if "what" in said:
+        raise SandboxError(said["what"], said["reason"], said["fix"])
+
+
+def _gone(reason: str) -> SandboxError:
+    fix = "Try again; if it persists, run `glovebox doctor`, and see worker/log in the state directory."
+    return SandboxError("Asking the worker for a sandbox", reason, fix)
+
+
+def _reach(state: Path, data: Path) -> socket.socket:
+    """Connect to the worker, started if there is none. Blocking; raises OSError."""
+    with place.directory(state) as directory:
+        address = place.address(directory, place.name(data))
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connected(address)
+        place.lock(directory)
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connected(address)
+        log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        try:
+            command = [sys.executable, "-I", "-m", "glovebox_sandboxes.worker.main", str(state), str(data)]
+            started = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env={}, start_new_session=True
+            )
+        finally:
+            os.close(log)
+        started.communicate()  # until it listens, or has ended
+        return _connected(address)
+
+
+def _connected(address: str) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX)
+    try:
+        link.connect(address)
+        link.settimeout(_SEND_SECONDS)
+        place.require_peer(link)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _drained(answers: "asyncio.Queue[Any]") -> Any:
+    while not answers.empty():
+        yield answers.get_nowait()
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""Where a worker listens: a socket for each state directory and version, in a directory that is its user's alone."""
+
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from glovebox_sandboxes.runtime import guest_tree
+
+VERSION = f"{version('glovebox-mcp')} {guest_tree.digest()}"
+"""Both ends have to be of the same."""
+
+
+@contextmanager
+def directory(state: Path) -> Iterator[int]:
+    """Open the directory of a state directory's sockets, made (0700) if it is missing.
+
+    Raises PermissionError if another user could put a socket there.
+    """
+    path = state / "worker"
+    path.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise PermissionError(f"{path} is another user's, or open to others")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def name(data: Path) -> str:
+    """Return the name of the socket of this version's worker for a data directory."""
+    return hashlib.sha256(f"{VERSION} {data}".encode()).hexdigest()[:16]
+
+
+def address(place: int, of: str) -> str:
+    """Return the path of a socket in an open directory, however long that one's own path is: see unix(7)."""
+    return f"/proc/self/fd/{place}/{of}"
+
+
+def lock(place: int) -> None:
+    """Wait for the lock on the directory, which one has who starts or ends a worker; it ends with the descriptor."""
+    fcntl.flock(place, fcntl.LOCK_EX)
+
+
+def require_peer(link: socket.socket) -> None:
+    """Raise PermissionError unless the process at the other end is of this one's user: unix(7), SO_PEERCRED."""
+    _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if uid != os.geteuid():
+        raise PermissionError(f"the other end is of user {uid}")

@@ -1,0 +1,281 @@
+"""A worker that lies, hangs or vanishes: its server takes no sandbox that is not as planned, and nothing is left.
+
+The worker is real, and so are its sandboxes; what it says is changed on its way. Unchanged is the control.
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+from tests.fixtures import leftovers
+from tests.fixtures.leftovers import until
+from tests.fixtures.workers import workers
+from tests.fixtures.zygotes import outcome_of
+
+from glovebox_sandboxes.conformance.case import LIMITS
+from glovebox_sandboxes.conformance.trial import processes
+from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec
+from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.session.connection import AttestedSandbox, host_namespaces
+from glovebox_sandboxes.worker import client
+from glovebox_sandboxes.worker.client import WorkerClient
+from glovebox_sandboxes.worker.messages import Message, Reader, encode
+from glovebox_sandboxes.worker.tables import SharedTable
+from glovebox_server.settings import Settings
+
+pytestmark = pytest.mark.driver("bubblewrap")
+
+Change = Callable[[Message], Message | None]
+"""Returns what a server hears in place of a message; None for nothing."""
+
+
+def meddle(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Change what the worker says on its way."""
+    reach = client._reach
+
+    def answers(there: socket.socket, ours: socket.socket) -> None:
+        reader = Reader()
+        with suppress(OSError):
+            while (received := socket.recv_fds(there, 1 << 16, 16))[0]:
+                for message, given in reader.feed(*received[:2]):
+                    if (said := change(message)) is not None:
+                        socket.send_fds(ours, [encode(said)], given)
+                    for descriptor in given:
+                        os.close(descriptor)
+            ours.shutdown(socket.SHUT_RDWR)
+
+    def asks(there: socket.socket, ours: socket.socket) -> None:
+        with there, ours:
+            back = threading.Thread(target=answers, args=(there, ours))
+            back.start()
+            with suppress(OSError):
+                while data := ours.recv(1 << 16):
+                    there.sendall(data)
+                there.shutdown(socket.SHUT_RDWR)
+            back.join()
+
+    def reached(state: Path, data: Path) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        there = reach(state, data)
+        there.settimeout(None)
+        threading.Thread(target=asks, args=(there, ours)).start()
+        theirs.settimeout(1)
+        return theirs
+
+    monkeypatch.setattr(client, "_reach", reached)
+
+
+class Scene:
+    """A server's end, and what it asks for."""
+
+    def __init__(self, worker: WorkerClient, driver: Driver, plan: Plan, state: Path) -> None:
+        self.worker, self.driver, self.plan, self.state = worker, driver, plan, state
+        self.waited = 0
+
+    async def _waits(self) -> None:
+        self.waited += 1
+
+    def lease(self) -> AbstractAsyncContextManager[AttestedSandbox | None]:
+        """Ask for a sandbox."""
+        return self.worker.lease(self.driver, self.plan, "key", self._waits)
+
+    async def printed(self, code: str = "print(1)") -> str | None:
+        """What a program prints in a sandbox of the worker's; None if there was none."""
+        async with self.lease() as leased:
+            return None if leased is None else (await outcome_of(leased, code)).stdout.text
+
+    async def ready(self) -> None:
+        """Wait until there are some."""
+        while await self.printed() is None:  # noqa: ASYNC110 - by asking, as a call does
+            await anyio.sleep(0.05)
+
+    async def thrice(self) -> None:
+        """Run programs in three sandboxes."""
+        await self.ready()
+        await self.printed()
+        await self.printed()
+
+
+@asynccontextmanager
+async def scene(state: Path) -> AsyncIterator[Scene]:
+    """A client of a worker that is ended afterwards."""
+    settings = Settings()
+    async with registry.opened(settings.data_dir, "g1-1") as drivers:
+        driver = await drivers.get("bubblewrap")
+        plan = driver.plan(SandboxSpec(limits=LIMITS, output=True))
+        worker = WorkerClient(state, settings.data_dir, lambda _: None, shared=False)
+        try:
+            yield Scene(worker, driver, plan, state)
+        finally:
+            worker.close()
+            for pid in workers(state):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    """What the server's log says."""
+    with structlog.testing.capture_logs() as found:
+        yield found
+
+
+async def test_a_sandbox_is_leased_to_one_call_and_ended(tmp_path: Path) -> None:
+    """The control: each call has another, measured; of all that ran nothing is left, and others are ready."""
+    async with scene(tmp_path) as here:
+        await here.ready()
+        before, ids = here.waited, []
+        for _ in range(3):
+            async with here.lease() as leased:
+                assert leased is not None
+                ids.append(leased.sandbox.id)
+                assert leased.attestation.differences == ()
+                assert leased.measured.namespaces["pid"] != host_namespaces()["pid"]
+                assert (await outcome_of(leased, "print(1)")).stdout.text == "1\n"
+        assert len({*ids}) == 3
+        assert here.waited - before <= 3
+        await until(lambda: not any(list(Path("/sys/fs/cgroup").glob(f"*/glovebox/*/{each}")) for each in ids))
+        async with scene(tmp_path) as other:  # another server of the state directory
+            assert await other.printed() == "1\n"
+            assert len(workers(tmp_path)) == 1
+
+
+def _forged(message: Message, **body: Any) -> Message:
+    """A table with another measurement, and the digest of that."""
+    told = {**message["table"], "body": {**message["table"]["body"], **body}}
+    return {**message, "table": told, "digest": SharedTable.decoded(told).digest}
+
+
+def _with(kind: str, change: Change) -> Change:
+    return lambda message: change(message) if message["kind"] == kind else message
+
+
+OWN = host_namespaces()
+LIES: dict[str, tuple[Change, str]] = {
+    "another version": (_with("hello", lambda told: {**told, "version": "0"}), "is of another version"),
+    "another digest": (_with("table", lambda told: {**told, "digest": "sha256:" + "0" * 64}), "it has ended"),
+    "another plan": (_with("prepared", lambda told: {**told, "what": "w", "reason": "another", "fix": "f"}), "another"),
+    "a shared namespace": (
+        _with("granted", lambda told: {**told, "namespaces": {**told["namespaces"], "net": OWN["net"]}}),
+        "namespaces shared with the host|net namespace is not its own",
+    ),
+    "another process": (
+        _with("granted", lambda told: {**told, "outside": {**told["outside"], "namespaces": OWN}}),
+        "found .*from outside|saw different processes",
+    ),
+    "root": (
+        _with("granted", lambda told: {**told, "outside": {**told["outside"], "uids": [0]}}),
+        "root on the host|on the host is root",
+    ),
+    "the same again": (_with("granted", lambda told: {**told, "sandbox": "s1"}), "was leased before"),
+    "no descriptors": (_with("granted", lambda told: {**told, "fds": 0}), "broke the protocol"),
+    "no namespaces": (
+        _with("granted", lambda told: {**told, "namespaces": None}),
+        "broke the protocol|guest's measurement",
+    ),
+}
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_worker_that_lies_has_nothing_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str, later: bool
+) -> None:
+    """Neither with the first sandbox of a plan, which is compared in full, nor with a later one."""
+    change, words = LIES[lie]
+    granted: list[Message] = []
+
+    def changed(message: Message) -> Message | None:
+        granted.extend([message] * (message["kind"] == "granted"))
+        return message if later and message["kind"] == "granted" and len(granted) == 1 else change(message)
+
+    meddle(monkeypatch, changed)
+    monkeypatch.setattr(client, "RETRY_SECONDS", (0.0, 0.0))
+    async with scene(tmp_path) as here:
+        with pytest.raises(SandboxError, match=words):
+            await here.thrice()
+
+
+async def test_a_measurement_that_is_not_as_planned_is_found_by_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the worker stands by it: the server compares with a plan of its own."""
+    names: dict[str, str] = {}
+
+    def change(message: Message) -> Message:
+        if message["kind"] == "table":
+            forged = _forged(message, capabilities=1 << 21)
+            names[message["digest"]] = forged["digest"]
+            return forged
+        return {**message, "table": names[message["table"]]} if message["kind"] == "granted" else message
+
+    meddle(monkeypatch, change)
+    async with scene(tmp_path) as here:
+        with pytest.raises(SandboxError, match="capabilities: planned 0x0, found 0x200000"):
+            await here.ready()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["hangs", "says nothing"])
+async def test_a_call_ends_though_its_worker_does_not_confirm_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Any], stopped: bool
+) -> None:
+    """The server kills the sandbox itself, and says that the worker has not told it so."""
+    meddle(monkeypatch, lambda message: None if message["kind"] == "ended" and not stopped else message)
+    monkeypatch.setattr(client, "ENDED_SECONDS", 0.1)
+    async with scene(tmp_path) as here:
+        await here.ready()
+        namespaces: list[Mapping[str, int]] = []
+
+        async def fail() -> None:
+            async with here.lease() as leased:
+                assert leased is not None
+                namespaces.append(leased.measured.namespaces)
+                assert processes(namespaces[0])
+                if stopped:
+                    os.kill(workers(tmp_path)[0], signal.SIGSTOP)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        await until(lambda: not processes(namespaces[0]))
+    assert [each["reason"] for each in told if each["event"] == "a sandbox may not be gone"] == [
+        "the worker has not confirmed it"
+    ]
+
+
+@pytest.mark.parametrize("job", [False, True], ids=["before the job", "after it"])
+async def test_a_worker_that_vanishes_takes_its_sandboxes_along_and_another_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: bool
+) -> None:
+    monkeypatch.setattr(client, "RETRY_SECONDS", (0.0, 0.0))
+    async with scene(tmp_path) as here:
+        await here.ready()
+        (worker,) = workers(tmp_path)
+
+        async def call() -> None:
+            async with here.lease() as leased:
+                assert leased is not None
+                if job:
+                    assert (await outcome_of(leased, "print(1)")).stdout.text == "1\n"
+                family = leftovers.family(worker)
+                os.kill(worker, signal.SIGKILL)
+                await until(lambda: not leftovers.alive(family))
+                if not job:
+                    await outcome_of(leased, "print(1)")
+
+        if job:
+            await call()
+        else:
+            with pytest.raises(SandboxError):
+                await call()
+        await here.ready()
+        assert workers(tmp_path) != [worker]
+    await until(lambda: not leftovers.groups(worker))

@@ -1,0 +1,49 @@
+"""Messages between a server and its worker: whole however they arrive, and refused where a rule is broken."""
+
+import os
+import struct
+
+import pytest
+
+from glovebox_sandboxes.worker.messages import MAX_BYTES, MessageError, Reader, encode
+
+MESSAGES = [{"kind": "a", "n": 1}, {"kind": "b", "fds": 2}, {"kind": "c", "text": "ü" * 500}]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 4096])
+def test_messages_arrive_whole_and_with_their_own_descriptors(size: int) -> None:
+    """However they are cut; the descriptors come with the first part of any."""
+    data, pair = b"".join(encode(each) for each in MESSAGES), os.pipe()
+    reader, found = Reader(), []
+    for start in range(0, len(data), size):
+        found += [*reader.feed(data[start : start + size], pair if start == 0 else ())]
+    assert [message for message, _ in found] == MESSAGES
+    assert [given for _, given in found] == [[], [*pair], []]
+    for descriptor in pair:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("!I", MAX_BYTES + 1),
+        struct.pack("!I", 2) + b"{x",
+        struct.pack("!I", 2) + b"[]",
+        encode({"kind": "granted", "fds": 1}),
+        encode({"kind": "granted", "fds": "1"}),
+    ],
+    ids=["too long", "no JSON", "no object", "a descriptor is missing", "no number"],
+)
+def test_what_breaks_a_rule_is_refused(data: bytes) -> None:
+    reader = Reader()
+    with pytest.raises(MessageError):
+        list(reader.feed(data, ()))
+    reader.close()
+
+
+def test_descriptors_that_nobody_took_are_closed() -> None:
+    reader, (ours, theirs) = Reader(), os.pipe()
+    assert list(reader.feed(encode({"kind": "a"}), [theirs])) == [({"kind": "a"}, [])]
+    reader.close()
+    assert os.read(ours, 1) == b""
+    os.close(ours)
