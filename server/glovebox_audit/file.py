@@ -209,6 +209,7 @@ class LogFile:
         self._write(ending + b"".join(record.line for record in records))
         for record, end in zip(records, before, strict=True):
             self.calls.note(record, end)
+        for record, end in zip(records, before, strict=True):
             self._add(record, end)
         self._move_head(tail)
         return records

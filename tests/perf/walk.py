@@ -153,7 +153,7 @@ async def _call_warm(walk: Walk, directory: Path, footprints: list[Footprint]) -
     workspace.mkdir(mode=0o755)
     settings = Settings(workspace=workspace, state_dir=directory / "state")
     to_server, to_client = os.pipe(), os.pipe()
-    async with apps.opened(settings, "stdio") as app, anyio.create_task_group() as tasks:
+    async with apps.opened(settings, "stdio", worker=True) as app, anyio.create_task_group() as tasks:
         served: Any = serve.serve_stdio
         tasks.start_soon(served, app, stdio.StdioFds(read=to_server[0], write=to_client[1]))
         wire = stdio.StdioWire(stdio.StdioFds(read=to_client[0], write=to_server[1])).streams()

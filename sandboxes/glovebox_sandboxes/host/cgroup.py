@@ -195,6 +195,16 @@ class GroupFiles:
             cpu_seconds=self.cpu_seconds(),
         )
 
+    def counters(self) -> dict[str, str]:
+        """Return the files of the kernel's counts by what they count: ``events`` of memory, its ``peak``, ``time``."""
+        memory, account = self.find("memory"), self.find(_ACCOUNT, "cpu")
+        places = {
+            "events": (f"{memory}/memory.events", f"{memory}/memory.oom_control"),
+            "peak": (f"{memory}/memory.max_usage_in_bytes", f"{memory}/memory.peak"),
+            "time": (f"{account}/cpuacct.usage", f"{account}/cpu.stat"),
+        }
+        return {what: path for what, paths in places.items() for path in paths if os.access(path, os.R_OK)}
+
     def cpu_seconds(self) -> float | None:
         """Return processor time of its processes so far; None if it is not counted, or the group is gone."""
         group = self.find(_ACCOUNT, "cpu")

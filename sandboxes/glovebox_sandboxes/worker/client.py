@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import json
 import os
+import select
 import signal
 import socket
 import subprocess  # noqa: TID251 - the worker outlives this server: nothing of it is to be killed with us
@@ -10,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,11 @@ from glovebox_sandboxes.contract.base import Driver, Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Measured
 from glovebox_sandboxes.drivers.registry import Waits
-from glovebox_sandboxes.host.cgroup import GroupFiles
 from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
 from glovebox_sandboxes.worker import place
-from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, MessageError, Reader, encode
+from glovebox_sandboxes.worker.messages import HEAD, MAX_DESCRIPTORS, Message, MessageError, Reader
 from glovebox_sandboxes.worker.tables import Alone, SharedTable
 
 START_SECONDS = 20.0
@@ -40,6 +41,7 @@ RETRY_SECONDS = (0.1, 5.0)
 """Shortest and longest pause before a worker that has gone is started again."""
 _READ = 1 << 16
 _SEND_SECONDS = 1.0
+_COUNTER_BYTES = 4096
 _MOST_SEEN = 65_536
 """Ids of sandboxes that are remembered, so that none is taken twice."""
 
@@ -49,13 +51,15 @@ _log = structlog.get_logger(__name__)
 class LeasedSandbox:
     """A sandbox that the worker made and will end; until then it is one call's."""
 
-    def __init__(self, said: Message, channel: UNIXSocketStream, pidfd: int, detail: int) -> None:
-        self.id: str = said["sandbox"]
-        self.channel = channel
+    def __init__(self, name: str, wire: socket.socket, pidfd: int, detail: int, counters: dict[str, int]) -> None:
+        self.id = name
+        self.wire = wire
+        self.channel: UNIXSocketStream
+        """Over the wire."""
         self._pidfd = pidfd
         self._detail = detail
-        self._group = GroupFiles(said["groups"])
-        self.cpu_seconds = self._group.cpu_seconds
+        self._counters = counters
+        """The kernel's, open for reading: see ``GroupFiles.counters``."""
 
     async def host_view(self) -> HostView:
         """Raise AssertionError: the worker has looked, and its table says what it saw."""
@@ -73,14 +77,37 @@ class LeasedSandbox:
             with anyio.move_on_after(END_SECONDS):
                 await anyio.wait_readable(self._pidfd)
 
+    def cpu_seconds(self) -> float | None:
+        """See ``Sandbox.cpu_seconds``."""
+        words = self._read("time")
+        if len(words) > 1:  # v2 has a table, in microseconds
+            return int(words[words.index("usage_usec") + 1]) / 1e6
+        return int(words[0]) / 1e9 if words else None
+
     async def stats(self) -> SandboxStats:
         """See ``Sandbox.stats``."""
-        return replace(self._group.stats() or SandboxStats(), detail=read_words(self._detail)[-2000:])
+        events, peak = self._read("events"), self._read("peak")
+        over = select.poll()
+        over.register(self._pidfd, select.POLLIN)
+        ended = over.poll(0)  # of others the last words do not matter
+        return SandboxStats(
+            out_of_memory="oom_kill" in events and int(events[events.index("oom_kill") + 1]) > 0,
+            memory_peak_bytes=int(peak[0]) if peak else None,
+            cpu_seconds=self.cpu_seconds(),
+            detail=read_words(self._detail)[-2000:] if ended else "",
+        )
 
     def close(self) -> None:
         """Close the descriptors."""
-        os.close(self._pidfd)
-        os.close(self._detail)
+        _close([self._pidfd, self._detail, *self._counters.values()])
+
+    def _read(self, what: str) -> list[str]:
+        if what not in self._counters:
+            return []
+        try:
+            return os.pread(self._counters[what], _COUNTER_BYTES, 0).decode().split()
+        except OSError:  # ENODEV: the worker has removed the group
+            return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +142,8 @@ class WorkerLink:
     def send(self, message: Message) -> None:
         """Send a message; the connection is lost if the worker does not take it."""
         try:
-            self._link.sendall(encode(message))
+            text = json.dumps(message, separators=(",", ":")).encode()
+            self._link.sendall(HEAD.pack(len(text)) + text)
         except OSError:
             self.close()
 
@@ -176,6 +204,7 @@ class WorkerClient:
         self._link: WorkerLink | None = None
         self._lock = anyio.Lock()
         self._seen: dict[str, None] = {}
+        self._own = host_namespaces()
         self._delay = 0.0
         self._retry_at = 0.0
 
@@ -236,7 +265,7 @@ class WorkerClient:
             well = True
         finally:
             if sandbox is not None:
-                await sandbox.channel.aclose()
+                sandbox.wire.close()  # nobody reads it any more, and the stream's own end would wait a turn
             link.send({"kind": "end", "lease": number})
             try:
                 if sandbox is not None and not well:
@@ -250,7 +279,7 @@ class WorkerClient:
     def _prove(self, link: WorkerLink, plan: Plan, said: Message, sandbox: LeasedSandbox) -> AttestedSandbox:
         """Check a leased sandbox by our own plan. Raises SandboxError."""
         alone = Alone(namespaces=said["namespaces"], outside=said["outside"])
-        own = host_namespaces()
+        own = self._own
         known = link.proved.get((plan.digest, said["table"]))
         if known is None:
             table = link.tables[said["table"]]
@@ -291,12 +320,14 @@ class WorkerClient:
 
 async def _taken(said: Message, descriptors: list[int]) -> LeasedSandbox:
     try:
-        wire, pidfd, detail = descriptors
-    except ValueError:
+        wire, pidfd, detail, *counters = descriptors
+        named = dict(zip(said["counters"], counters, strict=True))
+    except (ValueError, LookupError, TypeError):
         _close(descriptors)
         raise
-    channel = await UNIXSocketStream.from_socket(socket.socket(fileno=wire))
-    return LeasedSandbox(said, channel, pidfd, detail)
+    sandbox = LeasedSandbox(said["sandbox"], socket.socket(fileno=wire), pidfd, detail, named)
+    sandbox.channel = await UNIXSocketStream.from_socket(sandbox.wire)
+    return sandbox
 
 
 async def _confirm(answers: "asyncio.Queue[tuple[Message, list[int]]]", name: str) -> None:

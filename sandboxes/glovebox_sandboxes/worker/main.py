@@ -26,6 +26,7 @@ from glovebox_sandboxes.contract.base import Driver, Limits, Mount, Plan, Sandbo
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.drivers.registry import DRIVERS
 from glovebox_sandboxes.host import owner
+from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.mounts import MountWatch
 from glovebox_sandboxes.sharing import ANSWER_SECONDS, DEFER_SECONDS, weigh_all
 from glovebox_sandboxes.worker import place
@@ -61,13 +62,17 @@ class Lease:
         worker.granted(self)
         fork, alone = prepared.fork, prepared.alone
         self.connection.tell_table(prepared)
-        descriptors = [fork.wire.fileno(), fork.pidfd, fork.detail]
-        told: Message = {
-            "kind": "granted", "lease": self.number, "sandbox": fork.id, "table": prepared.table,
-            "namespaces": alone.namespaces, "outside": alone.outside, "groups": fork.group.directories,
-            "fds": len(descriptors),
-        }  # fmt: skip
-        self.connection.send(told, descriptors)
+        with ExitStack() as held:
+            counters = {
+                what: held.enter_context(opened(path)) for what, path in fork.group.counters().items()
+            }  # fmt: skip
+            descriptors = [fork.wire.fileno(), fork.pidfd, fork.detail, *counters.values()]
+            told: Message = {
+                "kind": "granted", "lease": self.number, "sandbox": fork.id, "table": prepared.table,
+                "namespaces": alone.namespaces, "outside": alone.outside, "counters": [*counters],
+                "fds": len(descriptors),
+            }  # fmt: skip
+            self.connection.send(told, descriptors)
         fork.wire.close()
 
     def refuse(self, problem: SandboxError | None) -> None:

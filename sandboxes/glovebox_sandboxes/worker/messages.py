@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 22
 """Of one message: a spec that masks thousands of paths."""
 MAX_DESCRIPTORS = 16
 """Of one message: a wire, a pidfd, words and counters."""
-_HEAD = struct.Struct("!I")
+HEAD = struct.Struct("!I")
 
 Message = dict[str, Any]
 
@@ -31,7 +31,7 @@ class MessageError(Exception):
 def encode(message: Message) -> bytes:
     """Return the bytes of a message."""
     text = json.dumps(message, separators=(",", ":")).encode()
-    return _HEAD.pack(len(text)) + text
+    return HEAD.pack(len(text)) + text
 
 
 class Reader:
@@ -45,14 +45,14 @@ class Reader:
         """Take what was received, and yield each whole message with its descriptors, which the caller closes."""
         self._buffer += data
         self._descriptors += descriptors
-        while len(self._buffer) >= _HEAD.size:
-            (length,) = _HEAD.unpack_from(self._buffer)
+        while len(self._buffer) >= HEAD.size:
+            (length,) = HEAD.unpack_from(self._buffer)
             if length > MAX_BYTES:
                 raise MessageError(f"a message of {length} bytes")
-            end = _HEAD.size + length
+            end = HEAD.size + length
             if len(self._buffer) < end:
                 return
-            text = bytes(self._buffer[_HEAD.size : end])
+            text = bytes(self._buffer[HEAD.size : end])
             del self._buffer[:end]
             try:
                 message = json.loads(text)
