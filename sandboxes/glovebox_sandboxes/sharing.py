@@ -114,7 +114,7 @@ def may_take(taken: int, left: int) -> bool:
 
 
 class Weighed(Protocol):
-    """What has a share of processor time."""
+    """Anything with a share of processor time."""
 
     def weigh(self, parts: int) -> None:
         """Set its share to one part in ``parts`` of the default, if possible."""

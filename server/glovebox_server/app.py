@@ -147,8 +147,8 @@ async def opened(
 ) -> AsyncIterator[App]:
     """Open a server's parts for the length of the block; the stack takes them down in reverse.
 
-    ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible. With a ``worker``,
-    sandboxes are prepared by a process that servers of this state directory share.
+    ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible. With ``worker``, a
+    process of its own prepares sandboxes.
 
     Raises:
         ProfileError: A profile or the policy is invalid, or the environment it names is not built.
@@ -347,7 +347,7 @@ async def _sweep(store: ArtifactStore) -> None:
 
 
 def _tell(app: App, message: Message) -> None:
-    """Record a change that the worker tells of."""
+    """Record a change of the worker's sandboxes."""
     told = {name: message[name] for name in ("what", "driver", "ready", "most", "reason")}
     app.tasks.start_soon(_record, app.audit, PoolEvent(plan_digest=message["plan"], **told))
 

@@ -8,22 +8,22 @@ from tests.perf.measures import MEASURES, count_static
 #: Bounds, with what is wanted beside them. A landing that makes a number smaller lowers its bound; one that has to
 #: raise a bound says why in its commit. tests/interaction/test_footprints.py counts those of calls.
 AT_MOST = {
-    "warm_files": 35,  # 35
+    "warm_files": 34,  # 35
     "warm_moves": 200,  # 200
     "warm_returns": 170,  # 164 to 166: each wait of a coroutine counts, and load decides how many there are
     "warm_off": 0,  # 0
     "warm_idle": 4,
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
-    "app_opened": 22,  # 40
-    "product_lines": 51_118,  # 52,000
-    "code_lines": 35_209,  # 35,000
+    "app_opened": 25,  # 40
+    "product_lines": 52_784,  # 52,000
+    "code_lines": 36_421,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 11,  # 15
-    "words": 29_782,  # 30,000
+    "words": 29_999,  # 30,000
     # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
-    "test_lines": 79_652,  # 52,000
+    "test_lines": 80_015,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from glovebox_sandboxes.worker.messages import MAX_BYTES, MessageError, Reader, encode
+from glovebox_sandboxes.worker.messages import MAX_BYTES, Reader, encode
 
 MESSAGES = [{"kind": "a", "n": 1}, {"kind": "b", "fds": 2}, {"kind": "c", "text": "ü" * 500}]
 
@@ -36,7 +36,7 @@ def test_messages_arrive_whole_and_with_their_own_descriptors(size: int) -> None
 )
 def test_what_breaks_a_rule_is_refused(data: bytes) -> None:
     reader = Reader()
-    with pytest.raises(MessageError):
+    with pytest.raises(ValueError, match=r"message|Expecting"):
         list(reader.feed(data, ()))
     reader.close()
 

@@ -13,15 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from anyio.abc import ByteStream
 
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.host.host_view import HostView
-
-if TYPE_CHECKING:
-    from glovebox_sandboxes.host.fork import Fork
 
 #: Fixed places inside every sandbox, shared by the guest, the drivers and the documentation.
 SCRATCH = "/tmp"  # noqa: S108 - a path inside the sandbox: a private tmpfs, not the host's directory
@@ -208,8 +205,8 @@ class Source:
     open: Callable[[], AbstractAsyncContextManager[Sandbox]]
     """Open a prepared sandbox, as ``Driver.open``."""
     bytes_each: int
-    make: "Callable[[], Fork] | None" = None
-    """Make one in blocking code, for its caller to end. Raises SandboxError."""
+    make: Callable[[], Any] | None = None
+    """Make a ``host.fork.Fork`` in blocking code, for its caller to end. Raises SandboxError."""
     quick: bool = False
     """``open`` is quicker here than the driver's own; else it starts every sandbox from nothing, as for a call."""
 

@@ -30,7 +30,7 @@ from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
 from glovebox_sandboxes.worker import place
-from glovebox_sandboxes.worker.messages import HEAD, MAX_DESCRIPTORS, Message, MessageError, Reader
+from glovebox_sandboxes.worker.messages import HEAD, MAX_DESCRIPTORS, Message, Reader
 from glovebox_sandboxes.worker.tables import Alone, SharedTable
 
 START_SECONDS = 20.0
@@ -175,7 +175,7 @@ class WorkerLink:
                 self._take(message, given)
         except BlockingIOError:
             return
-        except (OSError, MessageError, LookupError, TypeError, ValueError) as problem:
+        except (OSError, LookupError, TypeError, ValueError) as problem:
             _log.warning("the connection to the worker ended", problem=repr(problem))
             self.close()
 
@@ -187,7 +187,7 @@ class WorkerLink:
         elif kind == "table":
             table = SharedTable.decoded(message["table"])
             if table.digest != message["digest"]:
-                raise MessageError("a table has another digest than it claims")
+                raise ValueError("a table has another digest than it claims")
             self.tables[message["digest"]] = table
         elif about in self._answers:
             self._answers[about].put_nowait((message, descriptors))

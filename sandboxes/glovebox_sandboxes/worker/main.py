@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,32 +30,32 @@ from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.mounts import MountWatch
 from glovebox_sandboxes.sharing import ANSWER_SECONDS, DEFER_SECONDS, weigh_all
 from glovebox_sandboxes.worker import place
-from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, MessageError, Reader, encode
+from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, Reader, encode
 from glovebox_sandboxes.worker.queue import REVIEW_SECONDS, LeaseQueue
-from glovebox_sandboxes.worker.source import Prepared, SourceThread
+from glovebox_sandboxes.worker.source import PreparedFork, SourceThread
 
 IDLE_SECONDS = 60.0
 """From the end of the last connection to the worker's own."""
 LATE_SECONDS = 5.0
 """After a lease's deadline, until its sandbox is ended whatever its server does."""
 _SEND_SECONDS = 1.0
-"""Longest that a server may not read what it is told."""
+"""Until a server that reads nothing is dropped."""
 _READ = 1 << 16
 
 
 @dataclass(eq=False)
-class Lease:
+class HeldLease:
     """A call's claim to a sandbox, from its request to the sandbox's end."""
 
-    connection: "Connection"
+    connection: "ServerLink"
     number: int
     key: str
     seconds: float
     queue: LeaseQueue | None = None
-    prepared: Prepared | None = None
+    prepared: PreparedFork | None = None
     ending: bool = False
 
-    def grant(self, prepared: Prepared) -> None:
+    def grant(self, prepared: PreparedFork) -> None:
         """Send the sandbox; its wire is then the server's alone."""
         worker = self.connection.worker
         self.prepared = prepared
@@ -76,7 +76,7 @@ class Lease:
         fork.wire.close()
 
     def refuse(self, problem: SandboxError | None) -> None:
-        """See ``queue.Lease.refuse``."""
+        """See ``queue.Claimant.refuse``."""
         told: Message = {"kind": "refused", "lease": self.number}
         if problem is not None:
             told |= {"what": problem.what, "reason": problem.reason, "fix": problem.fix}
@@ -84,14 +84,14 @@ class Lease:
         self.connection.send(told)
 
 
-class Connection:
+class ServerLink:
     """One server."""
 
-    def __init__(self, worker: "Worker", link: socket.socket) -> None:
+    def __init__(self, worker: "SandboxWorker", link: socket.socket) -> None:
         self.worker, self._link = worker, link
         link.settimeout(_SEND_SECONDS)
         self._reader = Reader()
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, HeldLease] = {}
         self._queues: dict[str, LeaseQueue] = {}
         """By the digest of a plan."""
         self._tables: set[str] = set()
@@ -107,7 +107,7 @@ class Connection:
                 for descriptor in given:  # a server hands nothing over
                     os.close(descriptor)
                 self._take(message)
-        except (OSError, MessageError, LookupError, TypeError, ValueError) as problem:
+        except (OSError, LookupError, TypeError, ValueError) as problem:
             self._lose(problem)
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
@@ -135,19 +135,19 @@ class Connection:
             for lease in tuple(self._leases.values()):
                 self._end(lease)
 
-    def forget(self, lease: Lease) -> None:
+    def forget(self, lease: HeldLease) -> None:
         """Drop a lease that is over."""
         if self._leases.pop(lease.number, None) is not None and lease.queue is not None:
             lease.queue.over(lease.key)
 
-    def tell_table(self, prepared: Prepared) -> None:
+    def tell_table(self, prepared: PreparedFork) -> None:
         """Send a table that this server has not got yet."""
         digest = prepared.table
         if digest not in self._tables:
             self._tables.add(digest)
             self.send({"kind": "table", "digest": digest, "table": prepared.supply.thread.tables[digest].encoded()})
 
-    def expire(self, lease: Lease) -> Callable[[], None]:
+    def expire(self, lease: HeldLease) -> Callable[[], None]:
         """Return what ends a lease that its server has not."""
         return lambda: self._end(lease)
 
@@ -168,7 +168,7 @@ class Connection:
             if lease is not None:
                 self._end(lease)
         else:
-            raise MessageError(f"unknown kind {kind!r}")
+            raise ValueError(f"unknown kind {kind!r}")
 
     def _prepare(self, message: Message) -> None:
         """Prepare sandboxes of a spec by a plan of our own, which has to be the server's."""
@@ -183,7 +183,7 @@ class Connection:
         self.send(told)
 
     def _lease(self, message: Message) -> None:
-        lease = Lease(connection=self, number=message["lease"], key=message["key"], seconds=message["seconds"])
+        lease = HeldLease(connection=self, number=message["lease"], key=message["key"], seconds=message["seconds"])
         self._leases[lease.number] = lease
         queue = lease.queue = self._queues[message["plan"]]
         for sibling in self.worker.siblings(queue):
@@ -192,7 +192,7 @@ class Connection:
         if queue.lease(lease):
             self.send({"kind": "waiting", "lease": lease.number})
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: HeldLease) -> None:
         """End a lease: its sandbox, or its wait for one."""
         if lease.ending:
             return
@@ -219,13 +219,13 @@ def _spec_of(told: Message) -> SandboxSpec:
     return SandboxSpec(**{**told, **lists, "limits": Limits(**told["limits"]), "mounts": mounts, "labels": labels})
 
 
-class Worker:
+class SandboxWorker:
     """Everything that the answering thread has; other threads only call ``tell``."""
 
     def __init__(self, listener: socket.socket, data: Path, portal: BlockingPortal, held: ExitStack) -> None:
         self._listener, self._data, self._portal, self._held = listener, data, portal, held
         self._selector = selectors.DefaultSelector()
-        self._connections: set[Connection] = set()
+        self._connections: set[ServerLink] = set()
         self._drivers: dict[str, Driver] = {}
         self._queues: dict[tuple[str, str], LeaseQueue] = {}
         self.mounted = MountWatch()
@@ -289,13 +289,13 @@ class Worker:
             if each.driver is queue.driver and each.plan.spec.without_preload() == spec
         ]  # fmt: skip
 
-    def leased(self, lease: Lease) -> None:
+    def leased(self, lease: HeldLease) -> None:
         """Note that a call has begun: what others need is deferred."""
         self._defer_until = time.monotonic() + DEFER_SECONDS
         if lease.queue is not None:
             self.later(lease.queue.order)
 
-    def granted(self, lease: Lease) -> None:
+    def granted(self, lease: HeldLease) -> None:
         """Share the processors among the sandboxes of its key, and end it some time after its deadline."""
         self._active += 1
         if lease.prepared is not None:
@@ -304,7 +304,7 @@ class Worker:
             weigh_all(running)
         self.after(lease.seconds + LATE_SECONDS, lease.connection.expire(lease))
 
-    def over(self, lease: Lease) -> None:
+    def over(self, lease: HeldLease) -> None:
         """Note that a call needs its sandbox no more."""
         self._active -= 1
         if not self._active:
@@ -318,7 +318,7 @@ class Worker:
         if lease.queue is not None:
             self.later(lease.queue.order)
 
-    def forget(self, connection: Connection, link: socket.socket) -> None:
+    def forget(self, connection: ServerLink, link: socket.socket) -> None:
         """Drop a server that has gone."""
         self._selector.unregister(link)
         self._connections.discard(connection)
@@ -332,7 +332,7 @@ class Worker:
             print(f"a connection was refused: {problem}", file=sys.stderr)  # noqa: T201 - the worker's log
             link.close()
             return
-        connection = Connection(self, link)
+        connection = ServerLink(self, link)
         self._connections.add(connection)
         self._selector.register(link, selectors.EVENT_READ, connection.read)
 
@@ -357,7 +357,7 @@ class Worker:
         """See ``queue.Shop``."""
         return SourceThread(queue.driver, queue.plan, self._portal, self.tell)
 
-    def watch(self, queue: LeaseQueue, prepared: Prepared) -> Callable[[], None]:
+    def watch(self, queue: LeaseQueue, prepared: PreparedFork) -> Callable[[], None]:
         """See ``queue.Shop``: it has ended then, or speaks without a job."""
         wire = prepared.fork.wire
         self._selector.register(wire, selectors.EVENT_READ, lambda: queue.drop(prepared))
@@ -397,24 +397,32 @@ class Worker:
                     del self._queues[key]
 
 
-def main(state: Path, data: Path) -> None:
-    """Listen, tell who started this that it is so by closing standard output, and answer servers."""
+def main(state: Path, data: Path, *, alone: bool = False) -> None:
+    """Listen, tell who started this that it is so by closing standard output, and answer servers.
+
+    Who starts it holds the lock on the directory, or it starts ``alone``. Raises SandboxError if one is there then.
+    """
     with place.directory(state) as directory, socket.socket(socket.AF_UNIX) as listener:
         path = place.address(directory, place.name(data))
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108 - of a worker that was killed: who starts one holds the lock
-        listener.bind(path)
-        listener.listen()
+        with place.locked(directory, path) if alone else nullcontext():
+            _listen(listener, path)
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         try:
             with start_blocking_portal() as portal, ExitStack() as drivers:
-                Worker(listener, data, portal, drivers).run()
+                SandboxWorker(listener, data, portal, drivers).run()
                 place.lock(directory)  # nobody who has just connected waits in vain
                 os.unlink(path)  # noqa: PTH108 - below an open directory
                 os._exit(0)
         except BaseException:  # noqa: BLE001 - it ends, whatever it was
             traceback.print_exc()
             os._exit(1)
+
+
+def _listen(listener: socket.socket, path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - of a worker that was killed
+    listener.bind(path)
+    listener.listen()
 
 
 if __name__ == "__main__":

@@ -24,10 +24,6 @@ HEAD = struct.Struct("!I")
 Message = dict[str, Any]
 
 
-class MessageError(Exception):
-    """The peer broke a rule; the connection cannot be used any more."""
-
-
 def encode(message: Message) -> bytes:
     """Return the bytes of a message."""
     text = json.dumps(message, separators=(",", ":")).encode()
@@ -42,13 +38,16 @@ class Reader:
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, descriptors: Iterable[int]) -> Iterator[tuple[Message, list[int]]]:
-        """Take what was received, and yield each whole message with its descriptors, which the caller closes."""
+        """Take what was received, and yield each whole message with its descriptors, which the caller closes.
+
+        Raises ValueError if the peer broke a rule.
+        """
         self._buffer += data
         self._descriptors += descriptors
         while len(self._buffer) >= HEAD.size:
             (length,) = HEAD.unpack_from(self._buffer)
             if length > MAX_BYTES:
-                raise MessageError(f"a message of {length} bytes")
+                raise ValueError(f"a message of {length} bytes")
             end = HEAD.size + length
             if len(self._buffer) < end:
                 return
@@ -58,8 +57,8 @@ class Reader:
                 message = json.loads(text)
                 count = message.get("fds", 0)
                 yield message, [self._descriptors.popleft() for _ in range(count)]
-            except (ValueError, AttributeError, TypeError, IndexError) as problem:
-                raise MessageError(f"not a message: {problem}") from problem
+            except (AttributeError, TypeError, IndexError) as problem:
+                raise ValueError(f"not a message: {problem}") from problem
 
     def close(self) -> None:
         """Close descriptors that no message came for."""

@@ -1,4 +1,4 @@
-"""Where a worker listens: a socket for each state directory and version, in a directory that is its user's alone."""
+"""Find where a worker listens: a socket for each state directory and version, in a directory of its user alone."""
 
 import fcntl
 import hashlib
@@ -7,10 +7,11 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.runtime import guest_tree
 
 VERSION = f"{version('glovebox-mcp')} {guest_tree.digest()}"
@@ -43,6 +44,20 @@ def name(data: Path) -> str:
 def address(place: int, of: str) -> str:
     """Return the path of a socket in an open directory, however long that one's own path is: see unix(7)."""
     return f"/proc/self/fd/{place}/{of}"
+
+
+@contextmanager
+def locked(place: int, path: str) -> Iterator[None]:
+    """Hold the lock during the block. Raises SandboxError if a worker listens at ``path``."""
+    own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+    try:
+        lock(own)
+        with suppress(FileNotFoundError, ConnectionRefusedError), socket.socket(socket.AF_UNIX) as link:
+            link.connect(path)
+            raise SandboxError("Starting a worker", "one runs for this state directory", "Leave it, or end it first.")
+        yield
+    finally:
+        os.close(own)
 
 
 def lock(place: int) -> None:

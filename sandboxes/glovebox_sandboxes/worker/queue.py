@@ -1,4 +1,4 @@
-"""Prepared sandboxes of one plan: how many are wanted, and which call gets the next. For the worker's one thread.
+"""PreparedFork sandboxes of one plan: how many are wanted, and which call gets the next. For the worker's one thread.
 
 Nothing here waits: a call whose sandbox is not ready is a waiter, and gets it when it is.
 """
@@ -16,7 +16,7 @@ from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.mounts import MountWatch, identity
 from glovebox_sandboxes.sharing import may_take
-from glovebox_sandboxes.worker.source import Prepared, SourceThread
+from glovebox_sandboxes.worker.source import PreparedFork, SourceThread
 
 MOST_READY = 16
 """In one queue: as many as calls run at one time, so a full turn of them finds its sandboxes ready."""
@@ -32,12 +32,12 @@ RETRY_SECONDS = (1.0, 30.0)
 """Shortest and longest backoff before a failed source is tried again, when it is next wanted."""
 
 
-class Lease(Protocol):
+class Claimant(Protocol):
     """A call's claim to one sandbox."""
 
     key: str
 
-    def grant(self, prepared: Prepared) -> None:
+    def grant(self, prepared: PreparedFork) -> None:
         """Hand a sandbox over."""
 
     def refuse(self, problem: SandboxError | None) -> None:
@@ -52,7 +52,7 @@ class Shop(Protocol):
     def begin(self, queue: "LeaseQueue") -> SourceThread:
         """Make a thread for it."""
 
-    def watch(self, queue: "LeaseQueue", prepared: Prepared) -> Callable[[], None]:
+    def watch(self, queue: "LeaseQueue", prepared: PreparedFork) -> Callable[[], None]:
         """Have ``drop`` called if a ready sandbox is not quiet, until what this returns is called."""
 
     def say(self, queue: "LeaseQueue", what: str, reason: str) -> None:
@@ -60,7 +60,7 @@ class Shop(Protocol):
 
 
 @dataclass(eq=False)
-class Supply:
+class ForkSupply:
     """A source of the queue's sandboxes; the queue may have another by the end of this one."""
 
     thread: SourceThread
@@ -84,9 +84,9 @@ class LeaseQueue:
         self.used_at = time.monotonic()
         self.capacity = MOST_READY
         self.peak = 0
-        self.ready: deque[Prepared] = deque()
-        self.waiting: list[Lease] = []
-        self.supply: Supply | None = None
+        self.ready: deque[PreparedFork] = deque()
+        self.waiting: list[Claimant] = []
+        self.supply: ForkSupply | None = None
         self.calls: Counter[str] = Counter()
         self._shop = shop
         self._watched: dict[int, Callable[[], None]] = {}
@@ -97,7 +97,7 @@ class LeaseQueue:
         """Return how many should be ready: the recent peak of calls under way, and one more."""
         return min(self.peak + 1, self.capacity)
 
-    def lease(self, lease: Lease) -> bool:
+    def lease(self, lease: Claimant) -> bool:
         """Grant a sandbox now, or refuse it; return whether the lease has to wait for the next instead."""
         self.used_at = time.monotonic()
         self.calls[lease.key] += 1
@@ -124,7 +124,7 @@ class LeaseQueue:
         """Begin a source, unless there is one, or it has failed of late."""
         now = time.monotonic()
         if self.supply is None and now >= self._retry_at:
-            self.supply = Supply(thread=self._shop.begin(self), fingerprint=self.fingerprint(), began=now)
+            self.supply = ForkSupply(thread=self._shop.begin(self), fingerprint=self.fingerprint(), began=now)
             supply = self.supply
             supply.thread.opened = lambda bytes_each: self._opened(supply, bytes_each)
             supply.thread.closed = lambda problem: self._closed(supply, problem)
@@ -163,7 +163,7 @@ class LeaseQueue:
         """Close its source at the next review, unless another call comes."""
         self.used_at = -IDLE_SECONDS
 
-    def end(self, prepared: Prepared, ended: Callable[[str], None] = lambda _: None) -> None:
+    def end(self, prepared: PreparedFork, ended: Callable[[str], None] = lambda _: None) -> None:
         """Order the end of a sandbox; ``ended`` gets what stayed, or nothing."""
         supply = prepared.supply
 
@@ -173,7 +173,7 @@ class LeaseQueue:
 
         supply.thread.end(prepared.fork, over)
 
-    def drop(self, prepared: Prepared) -> None:
+    def drop(self, prepared: PreparedFork) -> None:
         """Discard a ready sandbox that ended, or sent something without a job."""
         if prepared in self.ready:
             self.end(self._out(prepared))
@@ -183,7 +183,7 @@ class LeaseQueue:
         if self.supply is not None:
             self._close(self.supply)
 
-    def _claim(self, key: str) -> Prepared | None:
+    def _claim(self, key: str) -> PreparedFork | None:
         """Take out the oldest ready one that is not stale, unless it is reserved for other keys."""
         fingerprint = self.fingerprint() if self.ready else ()
         others = self.calls[key] - 1
@@ -194,20 +194,20 @@ class LeaseQueue:
             self.end(first)
         return None
 
-    def _out(self, prepared: Prepared) -> Prepared:
+    def _out(self, prepared: PreparedFork) -> PreparedFork:
         """Take one out of those that are ready."""
         self.ready.remove(prepared)
         self._watched.pop(prepared.fork.pidfd)()
         return prepared
 
-    def _next(self) -> Lease:
+    def _next(self) -> Claimant:
         return min(self.waiting, key=lambda lease: self.calls[lease.key])
 
-    def _answer(self, lease: Lease, prepared: Prepared) -> None:
+    def _answer(self, lease: Claimant, prepared: PreparedFork) -> None:
         self.waiting.remove(lease)
         lease.grant(prepared)
 
-    def _opened(self, supply: Supply, bytes_each: int) -> None:
+    def _opened(self, supply: ForkSupply, bytes_each: int) -> None:
         supply.bytes_each = bytes_each
         self.capacity = _capacity(bytes_each)
         if not self._delay:
@@ -215,9 +215,9 @@ class LeaseQueue:
         if supply is not self.supply:
             self._gone(supply)
 
-    def _made(self, supply: Supply, made: Prepared | SandboxError) -> None:
+    def _made(self, supply: ForkSupply, made: PreparedFork | SandboxError) -> None:
         supply.preparing -= 1
-        if isinstance(made, Prepared):
+        if isinstance(made, PreparedFork):
             made.supply = supply
         if isinstance(made, SandboxError):
             supply.living -= 1
@@ -234,12 +234,12 @@ class LeaseQueue:
                 self.ready.append(made)
                 self._watched[made.fork.pidfd] = self._shop.watch(self, made)
 
-    def _gone(self, supply: Supply) -> None:
+    def _gone(self, supply: ForkSupply) -> None:
         supply.living -= supply.living > 0
         if supply is not self.supply and not supply.living:
             supply.thread.orders.put(None)
 
-    def _close(self, supply: Supply) -> None:
+    def _close(self, supply: ForkSupply) -> None:
         """Detach a source: calls still use its sandboxes, and no call gets another."""
         if self.supply is supply:
             self.supply = None
@@ -251,7 +251,7 @@ class LeaseQueue:
         if not supply.living:
             supply.thread.orders.put(None)
 
-    def _fail(self, supply: Supply, problem: SandboxError) -> None:
+    def _fail(self, supply: ForkSupply, problem: SandboxError) -> None:
         if self.supply is supply:
             first, (least, most) = not self._delay, RETRY_SECONDS
             self._delay = min(max(least, self._delay * 2), most)
@@ -260,16 +260,16 @@ class LeaseQueue:
                 self._shop.say(self, "failed", f"{problem.what}: {problem.reason}")
         self._close(supply)
 
-    def _closed(self, supply: Supply, problem: BaseException | None) -> None:
+    def _closed(self, supply: ForkSupply, problem: BaseException | None) -> None:
         if problem is not None:
             known = isinstance(problem, SandboxError)
             reason = f"internal error ({type(problem).__name__})"
             unknown = SandboxError("Preparing a sandbox", reason, "See the worker's log, and report it.")
-            self._fail(supply, problem if known else unknown)  # type: ignore[arg-type]
+            self._fail(supply, problem if known else unknown)  # type: ignore[arg-type]  # known, so of that class
         elif supply.bytes_each:
             self._shop.say(self, "cleared", "unused for a while, or started anew")
 
-    def _is_stale(self, supply: Supply) -> bool:
+    def _is_stale(self, supply: ForkSupply) -> bool:
         """Return whether the mounts lead elsewhere than when the source was opened."""
         return supply.fingerprint != self.fingerprint()
 

@@ -26,7 +26,7 @@ Tell = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Prepared:
+class PreparedFork:
     """A sandbox that was measured, and found to be as planned."""
 
     fork: Fork
@@ -67,12 +67,12 @@ class SourceThread(threading.Thread):
     opened: Callable[[int], None]
     closed: Callable[[BaseException | None], None]
 
-    def make(self, fingerprint: object, made: Callable[[Prepared | SandboxError], None]) -> None:
+    def make(self, fingerprint: object, made: Callable[[PreparedFork | SandboxError], None]) -> None:
         """Order a sandbox; ``made`` is called in the other thread."""
 
         def order() -> None:
             try:
-                found: Prepared | SandboxError = self._make(fingerprint)
+                found: PreparedFork | SandboxError = self._make(fingerprint)
             except SandboxError as problem:
                 found = problem
             self._tell(lambda: made(found))
@@ -92,7 +92,7 @@ class SourceThread(threading.Thread):
 
         self.orders.put(order)
 
-    def _make(self, fingerprint: object) -> Prepared:
+    def _make(self, fingerprint: object) -> PreparedFork:
         if self._source is None or self._source.make is None:
             raise AssertionError(self.name)
         fork = self._source.make()
@@ -108,7 +108,7 @@ class SourceThread(threading.Thread):
         except BaseException:
             fork.end()
             raise
-        return Prepared(fork=fork, alone=alone, table=self._digest, fingerprint=fingerprint)
+        return PreparedFork(fork=fork, alone=alone, table=self._digest, fingerprint=fingerprint)
 
 
 def _wait_until_ready(fork: Fork) -> dict[str, Any]:

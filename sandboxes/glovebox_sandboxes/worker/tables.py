@@ -1,4 +1,4 @@
-"""What sandboxes of a plan share: measured and compared in full once, then each is checked for what it has alone. Pure.
+"""Split what sandboxes of a plan share from what each has alone: the former is compared in full, once. Pure.
 
 The worker offers no sandbox that differs, and the server checks each that it gets by the plan that it made itself.
 """
@@ -24,7 +24,7 @@ _FIX = "Run `glovebox doctor`."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """What a sandbox shares with no other: numbers of namespaces as seen from both sides, and users on the host."""
+    """Measurements that no other sandbox shares: namespaces as seen from both sides, and users on the host."""
 
     namespaces: Mapping[str, int]
     outside: Mapping[str, Any]

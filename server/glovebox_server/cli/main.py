@@ -30,6 +30,7 @@ _LAZY = {
     "stops": ("rules.stop:stops", "Stops in effect: see `glovebox stop` and `glovebox resume`."),
     "token": ("rules.token:token", "Bearer tokens of callers over HTTP."),
     "usage": ("rules.policy:usage", "Show what calls have spent, where policy.toml has budgets."),
+    "worker": ("worker:worker", "Prepare sandboxes for the servers of a state directory."),
 }
 
 
