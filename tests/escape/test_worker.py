@@ -175,6 +175,10 @@ LIES: dict[str, tuple[Change, str]] = {
         _with("granted", lambda told: {**told, "outside": {**told["outside"], "uids": [0]}}),
         "root on the host|on the host is root",
     ),
+    "its zygote's namespaces": (
+        _with("granted", lambda told: {**told, "zygote": told["namespaces"]}),
+        "namespaces shared with its zygote|namespace is not its own",
+    ),
     "the same again": (_with("granted", lambda told: {**told, "sandbox": "s1"}), "was leased before"),
     "no descriptors": (_with("granted", lambda told: {**told, "fds": 0}), "broke the protocol"),
     "no namespaces": (
@@ -202,6 +206,25 @@ async def test_a_worker_that_lies_has_nothing_run(
     async with scene(tmp_path) as here:
         with pytest.raises(SandboxError, match=words):
             await here.thrice()
+
+
+async def test_a_plan_that_the_worker_has_forgotten_is_prepared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call starts a sandbox of its own meanwhile."""
+    heard: list[str] = []
+
+    def change(message: Message) -> Message:
+        heard.append(message["kind"])
+        known = message["kind"] != "granted" or heard.count("granted") != 2
+        return message if known else {"kind": "refused", "lease": message["lease"], "known": False}
+
+    meddle(monkeypatch, change)
+    async with scene(tmp_path) as here:
+        await here.ready()
+        assert await here.printed() is None
+        await here.ready()
+    assert heard.count("prepared") == 2
 
 
 async def test_a_measurement_that_is_not_as_planned_is_found_by_the_server(

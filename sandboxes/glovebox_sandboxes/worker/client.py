@@ -29,6 +29,7 @@ from glovebox_sandboxes.drivers.registry import Waits
 from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
+from glovebox_sandboxes.session.run import GRACE_SECONDS
 from glovebox_sandboxes.worker import place
 from glovebox_sandboxes.worker.messages import HEAD, MAX_DESCRIPTORS, Message, Reader
 from glovebox_sandboxes.worker.tables import Alone, SharedTable
@@ -242,7 +243,7 @@ class WorkerClient:
             link = await self.prepare(driver, plan)
         number = link.number()
         message = {"kind": "lease", "lease": number, "plan": plan.digest, "key": key}
-        answers = link.ask({**message, "seconds": plan.spec.limits.wall_seconds}, number)
+        answers = link.ask({**message, "seconds": plan.spec.limits.wall_seconds + GRACE_SECONDS}, number)
         sandbox: LeasedSandbox | None = None
         well = False
         try:
@@ -252,6 +253,8 @@ class WorkerClient:
                 said, descriptors = await answers.get()
             if said["kind"] == "refused" and "what" not in said:
                 well = True
+                if not said["known"]:
+                    link.prepared.discard(plan.digest)
                 yield None
                 return
             _require(said)
@@ -278,7 +281,7 @@ class WorkerClient:
 
     def _prove(self, link: WorkerLink, plan: Plan, said: Message, sandbox: LeasedSandbox) -> AttestedSandbox:
         """Check a leased sandbox by our own plan. Raises SandboxError."""
-        alone = Alone(namespaces=said["namespaces"], outside=said["outside"])
+        alone = Alone(namespaces=said["namespaces"], outside=said["outside"], zygote=said["zygote"])
         own = self._own
         known = link.proved.get((plan.digest, said["table"]))
         if known is None:

@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,21 +63,21 @@ class HeldLease:
         fork, alone = prepared.fork, prepared.alone
         self.connection.tell_table(prepared)
         with ExitStack() as held:
-            counters = {
-                what: held.enter_context(opened(path)) for what, path in fork.group.counters().items()
-            }  # fmt: skip
+            counters = {}
+            for what, path in fork.group.counters().items():
+                with suppress(OSError):  # what cannot be read is not counted
+                    counters[what] = held.enter_context(opened(path))
             descriptors = [fork.wire.fileno(), fork.pidfd, fork.detail, *counters.values()]
             told: Message = {
                 "kind": "granted", "lease": self.number, "sandbox": fork.id, "table": prepared.table,
-                "namespaces": alone.namespaces, "outside": alone.outside, "counters": [*counters],
-                "fds": len(descriptors),
+                **asdict(alone), "counters": [*counters], "fds": len(descriptors),
             }  # fmt: skip
             self.connection.send(told, descriptors)
         fork.wire.close()
 
     def refuse(self, problem: SandboxError | None) -> None:
         """See ``queue.Claimant.refuse``."""
-        told: Message = {"kind": "refused", "lease": self.number}
+        told: Message = {"kind": "refused", "lease": self.number, "known": self.queue is not None}
         if problem is not None:
             told |= {"what": problem.what, "reason": problem.reason, "fix": problem.fix}
         self.connection.forget(self)
@@ -151,6 +151,10 @@ class ServerLink:
         """Return what ends a lease that its server has not."""
         return lambda: self._end(lease)
 
+    def unlearn(self, queue: LeaseQueue) -> None:
+        """Drop a plan: if the server asks for its sandboxes, it has to prepare it again."""
+        self._queues.pop(queue.plan.digest, None)
+
     def uses(self, queue: LeaseQueue) -> bool:
         """Return whether this server has asked for a plan's sandboxes."""
         return queue in self._queues.values()
@@ -185,7 +189,10 @@ class ServerLink:
     def _lease(self, message: Message) -> None:
         lease = HeldLease(connection=self, number=message["lease"], key=message["key"], seconds=message["seconds"])
         self._leases[lease.number] = lease
-        queue = lease.queue = self._queues[message["plan"]]
+        queue = lease.queue = self._queues.get(message["plan"])
+        if queue is None:
+            lease.refuse(None)
+            return
         for sibling in self.worker.siblings(queue):
             sibling.keep_filled()
         self.worker.leased(lease)
@@ -277,6 +284,7 @@ class SandboxWorker:
             plan = self._plan(driver, spec, digest)
             self._retire(plan)
             known = self._queues[driver, digest] = LeaseQueue(self, self._drivers[driver], plan, shared=shared)
+        known.shared |= shared
         for sibling in self.siblings(known):
             sibling.keep_filled()
         return known
@@ -395,6 +403,8 @@ class SandboxWorker:
                 queue.retire()
                 if queue.supply is None and not queue.calls:
                     del self._queues[key]
+                    for connection in self._connections:
+                        connection.unlearn(queue)
 
 
 def main(state: Path, data: Path, *, alone: bool = False) -> None:

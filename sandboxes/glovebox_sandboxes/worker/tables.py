@@ -28,6 +28,8 @@ class Alone:
 
     namespaces: Mapping[str, int]
     outside: Mapping[str, Any]
+    zygote: Mapping[str, int]
+    """Namespaces of its zygote, which it shares with forks of that one only; empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,12 @@ class SharedTable:
         alone = Alone(
             namespaces=body.get("namespaces", {}),
             outside={name: view.parts[name] for name in _EACH if name in view.parts},
+            zygote=view.zygote.namespaces if view.zygote else {},
         )
+        zygote = view.zygote and replace(view.zygote, namespaces={})
         parts = {name: value for name, value in view.parts.items() if name not in (*_EACH, *_UNUSED)}
         shared = {name: value for name, value in body.items() if name != "namespaces"}
-        return cls(body=shared, parts=parts, view=replace(view, parts={})), alone
+        return cls(body=shared, parts=parts, view=replace(view, parts={}, zygote=zygote)), alone
 
     def encoded(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -80,7 +84,8 @@ class SharedTable:
         Raises SandboxError if it is not as planned, or the guest's message is no measurement.
         """
         measured = parse({**self.body, "namespaces": alone.namespaces})
-        view = replace(self.view, parts={**self.parts, **alone.outside})
+        zygote = self.view.zygote and replace(self.view.zygote, namespaces=alone.zygote)
+        view = replace(self.view, parts={**self.parts, **alone.outside}, zygote=zygote)
         attestation = compare(plan.expected, measured, view, own)
         if attestation.differences:
             raise _unplanned(describe(attestation.differences))
@@ -88,10 +93,9 @@ class SharedTable:
 
     def require_alone(self, plan: Plan, alone: Alone, own: Mapping[str, int]) -> None:
         """Raise SandboxError unless a sandbox that shares all of this has namespaces and a user of its own."""
-        strangers = [own, self.view.zygote.namespaces] if self.view.zygote else [own]
         for name in plan.expected.namespaces:
             number = alone.namespaces.get(name)
-            if number is None or any(number == each.get(name) for each in strangers):
+            if number in {None, own[name]} or (self.view.zygote and number in {None, alone.zygote.get(name)}):
                 raise _unplanned(f"its {name} namespace is not its own")
         there = alone.outside.get("namespaces", {})
         if {name: there.get(name) for name in alone.namespaces} != alone.namespaces:
