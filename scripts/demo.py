@@ -288,7 +288,8 @@ async def prove(call_id: str, show: Show) -> None:
     started = next(record["data"] for record in records if record["kind"] == "sandbox.started")
     expect(started["verified"], "the isolation was not verified")
     show.done(f"{started['driver']}, level [bold]{started['level']}[/]: as planned, or it would not have run")
-    show.quote(isolation(started["measured"]))
+    table = next(record["data"] for record in records if record["data"].get("digest") == started["table"])
+    show.quote(isolation({**table["measured"], **started["measured"]}))
 
     show.step("Was the record changed since? glovebox audit verify")
     verdict = json.loads(await glovebox("audit", "verify", "--json", *STATE_OPTION))

@@ -190,7 +190,7 @@ async def _killed(settings: Settings, least: int) -> None:
             # A guest, then its program. Where the call was first, it has one started for it, and one more waits.
             await until(lambda: len(leftovers.family(pid)) >= least)
         prepared = leftovers.family(worker)
-        family = [each for each in leftovers.family(process.pid) if each not in prepared and each.pid != worker]
+        family = tuple(each for each in leftovers.family(process.pid) if each not in prepared and each.pid != worker)
         process.kill()
     await until(lambda: not leftovers.alive(family))
     await until(lambda: not leftovers.groups(process.pid))

@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from glovebox_sandboxes.worker.messages import MAX_BYTES, Reader, encode
+from glovebox_sandboxes.worker.messages import MAX_BYTES, Message, Reader, encode
 
-MESSAGES = [{"kind": "a", "n": 1}, {"kind": "b", "fds": 2}, {"kind": "c", "text": "ü" * 500}]
+MESSAGES: list[Message] = [{"kind": "a", "n": 1}, {"kind": "b", "fds": 2}, {"kind": "c", "text": "ü" * 500}]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 4096])

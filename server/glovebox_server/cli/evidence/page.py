@@ -44,12 +44,14 @@ def audit_show(settings: Settings, call_id: str) -> int:
     directory = settings.state_dir / "audit"
     call_id = find_call(directory, call_id)
     records = indexed(ask.records, directory, call_id)
+    around = _around(directory, records) if records else []
     if wants_json():
-        for record in records:
+        tables = {str(each.data.get("digest")): each for each in around if each.kind == events.SandboxTable.kind}
+        for record in [*tables.values(), *records]:
             print_json(out.file, json.loads(record.line), indent=None)
     elif records:
         before = ""
-        for title, words, style in _rows(records, _around(directory, records)):
+        for title, words, style in _rows(records, around):
             line = Text(("" if title == before else title).ljust(_WIDTH), style="cyan")
             before = title or before
             out.print(line.append(printable(words), style=style or "default"))
