@@ -319,7 +319,7 @@ class LogFile:
         self._tables.clear()
         self._hash_nothing()
         if self._rotation is not None:
-            self._hashed = start.before
+            self._hashed = start.before if self._place.may_rename(descriptor) else self._hashed
             self._due_size = start.before.size + self._rotation.segment_bytes
             self._due_time = (start.time or time.time()) + self._rotation.segment_seconds
 
@@ -373,6 +373,7 @@ class LogFile:
     def _hash(self, most: int = sys.maxsize) -> bool:
         """Hash at most ``most`` bytes that were there before, if they are chained; return whether all are hashed."""
         if self._hashed.seq > self.head.seq:  # it failed before
+            self._hash_nothing()
             self._hashed = self._start.before
         self._hash_fresh()
         first, base = self._hashed, self._start.before.size

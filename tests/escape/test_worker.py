@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,6 @@ OWN = host_namespaces()
 LIES: dict[str, tuple[Change, str]] = {
     "another version": (_with("hello", lambda told: {**told, "version": "0"}), "is of another version"),
     "another digest": (_with("table", lambda told: {**told, "digest": "sha256:" + "0" * 64}), "it has ended"),
-    "another plan": (_with("prepared", lambda told: {**told, "what": "w", "reason": "another", "fix": "f"}), "another"),
     "a shared namespace": (
         _with("granted", lambda told: {**told, "namespaces": {**told["namespaces"], "net": OWN["net"]}}),
         "namespaces shared with the host|net namespace is not its own",
@@ -206,6 +206,17 @@ async def test_a_worker_that_lies_has_nothing_run(
     async with scene(tmp_path) as here:
         with pytest.raises(SandboxError, match=words):
             await here.thrice()
+
+
+async def test_a_plan_that_the_worker_does_not_make_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Any]
+) -> None:
+    """As by other programs than those it was connected to: each call starts a sandbox of its own."""
+    async with scene(tmp_path) as here:
+        await here.ready()
+        here.plan = replace(here.plan, action={**here.plan.action, "runtime": "another"})
+        assert [await here.printed(), await here.printed()] == [None, None]
+    assert [each["reason"] for each in told] == ["its worker makes another plan of it"]
 
 
 async def test_a_plan_that_the_worker_has_forgotten_is_prepared_again(

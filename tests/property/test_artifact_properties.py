@@ -151,9 +151,7 @@ def test_whatever_the_names_the_store_stays_in_its_folder(sent: Sequence[tuple[s
         expected: set[str] = set()
         for found in kept:
             expected |= {f"items/{found.id}/content", f"items/{found.id}/record.json"}
-        there = {
-            path for path in files(home) if not path.startswith("state/q/totals/")
-        }
+        there = {path for path in files(home) if not path.startswith("state/q/totals/")}
         assert there == {f"state/q/{path}" for path in expected}
 
     with tempfile.TemporaryDirectory() as home:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import host_view
 from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.process import END_SECONDS, START_SECONDS, read_words, seal_size
@@ -52,6 +53,12 @@ class Fork:
                 time.sleep(pause)
 
 
+def _remove(group: Cgroup) -> None:
+    with suppress(SandboxError):
+        for pause in group.removing():
+            time.sleep(pause)
+
+
 def fork(orders: socket.socket, zygote: host_view.ZygoteView, name: str, group: Cgroup, uid: int | None) -> Fork:
     """Have a zygote fork a sandbox with this name, into its group, as this user by the zygote's numbers.
 
@@ -62,7 +69,7 @@ def fork(orders: socket.socket, zygote: host_view.ZygoteView, name: str, group: 
         LookupError: the fork ended at once; the message is its last words.
     """
     with ExitStack() as failed, ExitStack() as sent:
-        failed.callback(group.remove_now)
+        failed.callback(_remove, group)
         detail = os.memfd_create("guest-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         failed.callback(os.close, detail)
         seal_size(detail)

@@ -36,17 +36,24 @@ from glovebox_sandboxes.worker.tables import Alone, SharedTable
 
 START_SECONDS = 20.0
 """For a worker to listen: half a second of imports on an idle machine."""
+WAITING_SECONDS = 60.0
+"""For a sandbox that a call waits for: its start and its measurement have bounds of their own."""
 ENDED_SECONDS = 1.0
 """Longest that a call which did not end well waits for the worker's word that nothing is left."""
 RETRY_SECONDS = (0.1, 5.0)
 """Shortest and longest pause before a worker that has gone is started again."""
 _READ = 1 << 16
 _SEND_SECONDS = 1.0
+_RECORD_SECONDS = 30.0
+"""For a slow disk, between a lease and its job."""
 _COUNTER_BYTES = 4096
 _MOST_SEEN = 65_536
 """Ids of sandboxes that are remembered, so that none is taken twice."""
 
 _log = structlog.get_logger(__name__)
+
+Answers = asyncio.Queue[tuple[Message, list[int]]]
+"""From the worker, with their descriptors."""
 
 
 class LeasedSandbox:
@@ -126,17 +133,21 @@ class WorkerLink:
     def __init__(self, link: socket.socket, tell: Callable[[Message], None]) -> None:
         self._link, self._tell = link, tell
         self._reader = Reader()
-        self._answers: dict[object, asyncio.Queue[tuple[Message, list[int]]]] = {}
+        self._answers: dict[object, Answers] = {}
         self._numbers = itertools.count(1)
         self.tables: dict[str, SharedTable] = {}
         self.proved: dict[tuple[str, str], _Proved] = {}
         self.prepared: set[str] = set()
+        self.strange: set[str] = set()
+        """Plans that the worker does not make."""
         self.lost = asyncio.Event()
         asyncio.get_running_loop().add_reader(link.fileno(), self._receive)
 
-    def ask(self, message: Message, about: object) -> "asyncio.Queue[tuple[Message, list[int]]]":
+    def ask(self, message: Message, about: object) -> Answers:
         """Send a message; answers about this come into the queue, until ``forget``."""
         answers = self._answers[about] = asyncio.Queue()
+        if self.lost.is_set():
+            answers.put_nowait(({"kind": "lost"}, []))
         self.send(message)
         return answers
 
@@ -147,6 +158,14 @@ class WorkerLink:
             self._link.sendall(HEAD.pack(len(text)) + text)
         except OSError:
             self.close()
+
+    async def next(self, answers: Answers, seconds: float) -> tuple[Message, list[int]]:
+        """Return the next answer; the connection is lost if it does not come in time."""
+        late = asyncio.get_running_loop().call_later(seconds, self.close)
+        try:
+            return await answers.get()
+        finally:
+            late.cancel()
 
     def number(self) -> int:
         """Return the number of a new lease."""
@@ -215,7 +234,7 @@ class WorkerClient:
             self._link.close()
 
     async def prepare(self, driver: Driver, plan: Plan) -> WorkerLink:
-        """Have sandboxes of a plan prepared. Raises SandboxError if the worker is not there, or cannot."""
+        """Have sandboxes of a plan prepared, unless the worker cannot. Raises SandboxError if it is not there."""
         async with self._lock:
             link = self._link
             if link is None or link.lost.is_set():
@@ -224,10 +243,14 @@ class WorkerClient:
                 message = {"kind": "prepare", "plan": plan.digest, "driver": driver.name, "shared": self._shared}
                 answers = link.ask({**message, "spec": asdict(plan.spec)}, plan.digest)
                 try:
-                    said, _ = await answers.get()
+                    said, _ = await link.next(answers, START_SECONDS)
                 finally:
                     link.forget(plan.digest)
-                _require(said)
+                if "what" in said:  # it was connected to other programs, or an earlier runtime
+                    _log.warning("the worker prepares no sandboxes", plan=plan.digest, reason=said["reason"])
+                    link.strange.add(plan.digest)
+                else:
+                    _require(said)
                 link.prepared.add(plan.digest)
             return link
 
@@ -241,16 +264,21 @@ class WorkerClient:
         if link is None or link.lost.is_set() or plan.digest not in link.prepared:
             await waits()
             link = await self.prepare(driver, plan)
+        if plan.digest in link.strange:
+            yield None
+            return
         number = link.number()
         message = {"kind": "lease", "lease": number, "plan": plan.digest, "key": key}
-        answers = link.ask({**message, "seconds": plan.spec.limits.wall_seconds + GRACE_SECONDS}, number)
+        answers = link.ask(
+            {**message, "seconds": plan.spec.limits.wall_seconds + GRACE_SECONDS + _RECORD_SECONDS}, number
+        )
         sandbox: LeasedSandbox | None = None
         well = False
         try:
-            said, descriptors = await answers.get()
+            said, descriptors = await link.next(answers, START_SECONDS)
             if said["kind"] == "waiting":
                 await waits()
-                said, descriptors = await answers.get()
+                said, descriptors = await link.next(answers, WAITING_SECONDS)
             if said["kind"] == "refused" and "what" not in said:
                 well = True
                 if not said["known"]:
@@ -301,8 +329,9 @@ class WorkerClient:
         return AttestedSandbox(sandbox=sandbox, plan=plan, link=guest, measured=measured, attestation=known.attestation)
 
     async def _connect(self) -> WorkerLink:
-        """Connect to the worker, or start it: a while after it was last started, if it has gone again."""
-        await anyio.sleep(max(0.0, self._retry_at - time.monotonic()))
+        """Connect to the worker, or start it. Raises SandboxError, also for a while after that failed."""
+        if time.monotonic() < self._retry_at:
+            raise _gone("it has ended, or could not be started, a moment ago")
         least, most = RETRY_SECONDS
         self._delay = min(max(least, self._delay * 2), most)
         self._retry_at = time.monotonic() + self._delay
@@ -310,13 +339,15 @@ class WorkerClient:
             link = WorkerLink(await anyio.to_thread.run_sync(_reach, self._state, self._data), self._tell)
         except OSError as problem:
             raise _gone(str(problem)) from problem
-        answers = link.ask({"kind": "hello", "version": place.VERSION}, "hello")
-        with anyio.move_on_after(START_SECONDS):
-            said, _ = await answers.get()
-            if said.get("version") == place.VERSION:
-                self._delay = 0.0
-                link.forget("hello")
-                return link
+        try:
+            said, _ = await link.next(link.ask({"kind": "hello", "version": place.VERSION}, "hello"), START_SECONDS)
+        except BaseException:
+            link.close()
+            raise
+        if said.get("version") == place.VERSION:
+            self._delay = self._retry_at = 0.0
+            link.forget("hello")
+            return link
         link.close()
         raise _gone("it is of another version, or does not answer")
 
@@ -333,7 +364,7 @@ async def _taken(said: Message, descriptors: list[int]) -> LeasedSandbox:
     return sandbox
 
 
-async def _confirm(answers: "asyncio.Queue[tuple[Message, list[int]]]", name: str) -> None:
+async def _confirm(answers: Answers, name: str) -> None:
     """Wait for the worker's word that nothing of a sandbox is left; say so if it does not come, or something is."""
     stayed = "the worker has not confirmed it"
     with anyio.CancelScope(shield=True), anyio.move_on_after(ENDED_SECONDS):
@@ -365,11 +396,19 @@ def _reach(state: Path, data: Path) -> socket.socket:
         place.lock(directory)
         with suppress(FileNotFoundError, ConnectionRefusedError):
             return _connected(address)
-        log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        log = os.open(
+            "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=directory
+        )
         try:
             command = [sys.executable, "-I", "-m", "glovebox_sandboxes.worker.main", str(state), str(data)]
             started = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env={}, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={},
+                cwd="/",
+                start_new_session=True,
             )
         finally:
             os.close(log)
@@ -380,8 +419,8 @@ def _reach(state: Path, data: Path) -> socket.socket:
 def _connected(address: str) -> socket.socket:
     link = socket.socket(socket.AF_UNIX)
     try:
-        link.connect(address)
         link.settimeout(_SEND_SECONDS)
+        link.connect(address)
         place.require_peer(link)
     except BaseException:
         link.close()

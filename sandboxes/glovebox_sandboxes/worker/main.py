@@ -8,6 +8,7 @@ measurement and no byte more. A server that goes away, by whatever end, takes th
 import heapq
 import itertools
 import os
+import select
 import selectors
 import socket
 import sys
@@ -40,7 +41,12 @@ LATE_SECONDS = 5.0
 """After a lease's deadline, until its sandbox is ended whatever its server does."""
 _SEND_SECONDS = 1.0
 """Until a server that reads nothing is dropped."""
+_FULL_SECONDS = 0.05
+"""Before the next look at a connection for which no descriptor is left."""
 _READ = 1 << 16
+_MOST_DRIVERS = 8
+"""Of one name, each with what was installed when it was connected: servers keep what they began with."""
+_RESTART = "Restart the servers of this state directory together."
 
 
 @dataclass(eq=False)
@@ -106,8 +112,9 @@ class ServerLink:
             for message, given in self._reader.feed(data, descriptors):
                 for descriptor in given:  # a server hands nothing over
                     os.close(descriptor)
-                self._take(message)
-        except (OSError, LookupError, TypeError, ValueError) as problem:
+                if self._open:
+                    self._take(message)
+        except Exception as problem:  # noqa: BLE001 - whatever it said, others go on
             self._lose(problem)
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
@@ -226,6 +233,13 @@ def _spec_of(told: Message) -> SandboxSpec:
     return SandboxSpec(**{**told, **lists, "limits": Limits(**told["limits"]), "mounts": mounts, "labels": labels})
 
 
+def _act(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception:  # noqa: BLE001 - of one server or sandbox; the others go on
+        traceback.print_exc()
+
+
 class SandboxWorker:
     """Everything that the answering thread has; other threads only call ``tell``."""
 
@@ -233,7 +247,10 @@ class SandboxWorker:
         self._listener, self._data, self._portal, self._held = listener, data, portal, held
         self._selector = selectors.DefaultSelector()
         self._connections: set[ServerLink] = set()
-        self._drivers: dict[str, Driver] = {}
+        self._drivers: dict[str, list[Driver]] = {}
+        """By name, the newest last."""
+        self._strange: set[str] = set()
+        """Digests of plans for which a driver was connected anew."""
         self._queues: dict[tuple[str, str], LeaseQueue] = {}
         self.mounted = MountWatch()
         self._running: dict[str, dict[Any, int]] = {}
@@ -246,23 +263,24 @@ class SandboxWorker:
         self._numbers = itertools.count()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._idle_since = time.monotonic()
-
-    def run(self) -> None:
-        """Answer servers until none has been there for ``IDLE_SECONDS``."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, lambda: os.eventfd_read(self._wake))
         self.after(REVIEW_SECONDS, self._review)
+
+    def run(self) -> None:
+        """Answer servers until none has been there for ``IDLE_SECONDS``."""
+        self._idle_since = time.monotonic()
         while self._connections or time.monotonic() - self._idle_since < IDLE_SECONDS:
             for found, _ in self._selector.select(self._pause()):
-                found.data()
+                _act(found.data)
             while self._told:
-                self._told.popleft()()
+                _act(self._told.popleft())
             while self._timers and self._timers[0][0] <= time.monotonic():
-                heapq.heappop(self._timers)[2]()
+                _act(heapq.heappop(self._timers)[2])
             if self._deferred and (time.monotonic() >= self._defer_until or self._urgent()):
                 deferred, self._deferred = self._deferred, []
                 for action in deferred:
-                    action()
+                    _act(action)
 
     def tell(self, action: Callable[[], None]) -> None:
         """Have the answering thread call a function; for other threads."""
@@ -275,15 +293,17 @@ class SandboxWorker:
 
     def later(self, action: Callable[[], None]) -> None:
         """Call a function when no call runs, or in ``DEFER_SECONDS``: they would share the processors."""
+        if not self._deferred:
+            self._defer_until = time.monotonic() + (DEFER_SECONDS if self._active else ANSWER_SECONDS)
         self._deferred.append(action)
 
     def queue(self, driver: str, spec: SandboxSpec, digest: str, *, shared: bool) -> LeaseQueue:
         """Return the queue of a plan that we made too, and that has this digest. Raises SandboxError."""
         known = self._queues.get((driver, digest))
         if known is None:
-            plan = self._plan(driver, spec, digest)
+            found, plan = self._plan(driver, spec, digest)
             self._retire(plan)
-            known = self._queues[driver, digest] = LeaseQueue(self, self._drivers[driver], plan, shared=shared)
+            known = self._queues[driver, digest] = LeaseQueue(self, found, plan, shared=shared)
         known.shared |= shared
         for sibling in self.siblings(known):
             sibling.keep_filled()
@@ -299,7 +319,6 @@ class SandboxWorker:
 
     def leased(self, lease: HeldLease) -> None:
         """Note that a call has begun: what others need is deferred."""
-        self._defer_until = time.monotonic() + DEFER_SECONDS
         if lease.queue is not None:
             self.later(lease.queue.order)
 
@@ -333,7 +352,11 @@ class SandboxWorker:
         self._idle_since = time.monotonic()
 
     def _accept(self) -> None:
-        link, _ = self._listener.accept()
+        try:
+            link, _ = self._listener.accept()
+        except OSError:  # no descriptor is left
+            time.sleep(_FULL_SECONDS)
+            raise
         try:
             place.require_peer(link)
         except OSError as problem:
@@ -383,17 +406,21 @@ class SandboxWorker:
         if what == "opened":
             self.later(queue.order)
 
-    def _plan(self, name: str, spec: SandboxSpec, digest: str) -> Plan:
-        for again in (False, True):  # what is installed may have changed since we looked
-            if again or name not in self._drivers:
-                entry = next(each for each in DRIVERS if each.name == name)
-                connecting = entry.connect(self._data, owner.server_id())
-                self._drivers[name] = self._held.enter_context(self._portal.wrap_async_context_manager(connecting))
-            plan = self._drivers[name].plan(spec)
-            if plan.digest == digest:
-                return plan
-        fix = "Restart the servers of this state directory together."
-        raise SandboxError("Preparing a sandbox", "its worker makes another plan of it", fix)
+    def _plan(self, name: str, spec: SandboxSpec, digest: str) -> tuple[Driver, Plan]:
+        """Return the driver that makes this plan; connect one anew if none does: what is installed may have changed."""
+        drivers = self._drivers.setdefault(name, [])
+        while True:
+            for driver in reversed(drivers):
+                with suppress(UnsupportedSpecError):
+                    plan = driver.plan(spec)
+                    if plan.digest == digest:
+                        return driver, plan
+            if digest in self._strange or len(drivers) == _MOST_DRIVERS:
+                raise SandboxError("Preparing a sandbox", "its worker makes another plan of it", _RESTART)
+            self._strange.add(digest)
+            (entry,) = [each for each in DRIVERS if each.name == name]
+            connecting = entry.connect(self._data, owner.server_id())
+            drivers.append(self._held.enter_context(self._portal.wrap_async_context_manager(connecting)))
 
     def _retire(self, plan: Plan) -> None:
         """Retire queues that differ from this plan in masks alone: those have usually changed."""
@@ -419,10 +446,14 @@ def main(state: Path, data: Path, *, alone: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         try:
             with start_blocking_portal() as portal, ExitStack() as drivers:
-                SandboxWorker(listener, data, portal, drivers).run()
-                place.lock(directory)  # nobody who has just connected waits in vain
-                os.unlink(path)  # noqa: PTH108 - below an open directory
-                os._exit(0)
+                worker = SandboxWorker(listener, data, portal, drivers)
+                while True:
+                    worker.run()
+                    place.lock(directory)
+                    if not select.select([listener], [], [], 0)[0]:  # nobody has just connected
+                        os.unlink(path)  # noqa: PTH108 - below an open directory
+                        os._exit(0)
+                    place.unlock(directory)
         except BaseException:  # noqa: BLE001 - it ends, whatever it was
             traceback.print_exc()
             os._exit(1)

@@ -65,6 +65,11 @@ def lock(place: int) -> None:
     fcntl.flock(place, fcntl.LOCK_EX)
 
 
+def unlock(place: int) -> None:
+    """Release the lock before."""
+    fcntl.flock(place, fcntl.LOCK_UN)
+
+
 def require_peer(link: socket.socket) -> None:
     """Raise PermissionError unless the process at the other end is of this one's user: unix(7), SO_PEERCRED."""
     _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

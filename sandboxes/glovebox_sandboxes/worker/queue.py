@@ -128,7 +128,10 @@ class LeaseQueue:
             supply = self.supply
             supply.thread.opened = lambda bytes_each: self._opened(supply, bytes_each)
             supply.thread.closed = lambda problem: self._closed(supply, problem)
-            supply.thread.start()
+            try:
+                supply.thread.start()
+            except RuntimeError as problem:  # no thread is left
+                self._closed(supply, problem)
 
     def order(self) -> None:
         """Order what is missing: one while calls run, which it slows, the rest afterwards."""
@@ -142,7 +145,7 @@ class LeaseQueue:
         for _ in range(wanted + len(self.waiting) - len(self.ready) - supply.preparing):
             supply.preparing += 1
             supply.living += 1
-            supply.thread.make(self.fingerprint(), lambda made: self._made(supply, made))
+            supply.thread.make(supply.fingerprint, lambda made: self._made(supply, made))
 
     def review(self) -> None:
         """Lower the peak, follow the host's memory, and close a source that is old or unused."""
@@ -224,6 +227,9 @@ class LeaseQueue:
             self._fail(supply, made)
         elif supply is not self.supply:
             self.end(made)
+        elif self._is_stale(supply):
+            self.end(made)
+            self._close(supply)
         else:
             if self._delay:
                 self._delay = 0.0
@@ -245,9 +251,8 @@ class LeaseQueue:
             self.supply = None
             while self.ready:
                 self.end(self._out(self.ready[-1]))
-            for lease in tuple(self.waiting):
-                self.waiting.remove(lease)
-                lease.refuse(None)
+            while self.waiting:  # a refusal may end others of its server
+                self.waiting.pop(0).refuse(None)
         if not supply.living:
             supply.thread.orders.put(None)
 

@@ -5,6 +5,7 @@ Blocking: nothing here waits for a call. What it finds goes to the worker's one 
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,9 @@ class SourceThread(threading.Thread):
                 found: PreparedFork | SandboxError = self._make(fingerprint)
             except SandboxError as problem:
                 found = problem
+            except Exception as problem:  # noqa: BLE001 - what it has made is still to be ended
+                traceback.print_exc()
+                found = SandboxError("Preparing a sandbox", repr(problem), "See the worker's log, and report it.")
             self._tell(lambda: made(found))
 
         self.orders.put(order)
