@@ -49,7 +49,7 @@ def meddle(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
             while (received := socket.recv_fds(there, 1 << 16, 16))[0]:
                 for message, given in reader.feed(*received[:2]):
                     if (said := change(message)) is not None:
-                        socket.send_fds(ours, [encode(said)], given)
+                        socket.send_fds(ours, [encode(said)], given if "fds" in said else [])
                     for descriptor in given:
                         os.close(descriptor)
             ours.shutdown(socket.SHUT_RDWR)

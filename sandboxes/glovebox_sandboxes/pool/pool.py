@@ -50,16 +50,12 @@ class ProcessorShares:
 
     def __init__(self) -> None:
         self._running: dict[str, dict[Sandbox, int]] = {}
-        self._loop = FairLimiter(1, shared=False)
-
-    def pause(self, key: str) -> Callable[[], Awaitable[None]]:
-        """Return what a guest's reader awaits when its turn is over."""
-        return partial(self._loop.pause, key)
+        self.loop = FairLimiter(1, shared=False)
 
     @contextmanager
     def shared(self, key: str, attested: AttestedSandbox) -> Iterator[None]:
         """Count a sandbox of a key during the block; a lone or unused one keeps the default at no cost."""
-        attested.link.pause = self.pause(key)
+        attested.link.pause = partial(self.loop.pause, key)
         running = self._running.setdefault(key, {})
         running[attested.sandbox] = 1
         weigh_all(running)
@@ -97,7 +93,7 @@ class Pool:
         if self._worker is not None and driver.forks:
             async with self._worker.lease(driver, plan, key, waits) as attested:
                 if attested is not None:
-                    attested.link.pause = self._processor.pause(key)
+                    attested.link.pause = partial(self._processor.loop.pause, key)
                     yield replace(attested, record=self.workshop.describe(driver, attested))
                     return
             await waits()

@@ -50,7 +50,7 @@ class Reader:
                 raise ValueError(f"a message of {length} bytes")
             end = HEAD.size + length
             if len(self._buffer) < end:
-                return
+                break
             text = bytes(self._buffer[HEAD.size : end])
             del self._buffer[:end]
             try:
@@ -59,6 +59,8 @@ class Reader:
                 yield message, [self._descriptors.popleft() for _ in range(count)]
             except (AttributeError, TypeError, IndexError) as problem:
                 raise ValueError(f"not a message: {problem}") from problem
+        if self._descriptors and not self._buffer:  # the next message would get another's
+            raise ValueError("no message came for a descriptor")
 
     def close(self) -> None:
         """Close descriptors that no message came for."""
