@@ -154,7 +154,7 @@ class LogFile:
         """Hash some of what was there before, and seal a segment that is due and hashed; one that is overdue anyway."""
         overdue = self.head.size >= self._due_size + _AGAIN_BYTES or time.time() >= self._due_time
         due = overdue or self.head.size >= self._due_size
-        if not due and self._hashed.seq >= self.head.seq:
+        if (not due and self._hashed.seq >= self.head.seq) or (due and not self._place.may_rename(self._log_fd)):
             return
         try:
             if self._hash(sys.maxsize if overdue else _STEP_BYTES) and due:
@@ -319,7 +319,8 @@ class LogFile:
         self._tables.clear()
         self._hash_nothing()
         if self._rotation is not None:
-            self._hashed = start.before if self._place.may_rename(descriptor) else self._hashed
+            if self._place.may_rename(descriptor):
+                self._hashed = start.before
             self._due_size = start.before.size + self._rotation.segment_bytes
             self._due_time = (start.time or time.time()) + self._rotation.segment_seconds
 
