@@ -408,7 +408,7 @@ def _processes(size: int) -> int:
 def _lines(log: BinaryIO, size: int) -> Generator[LogLine, None, None]:
     """Yield the lines of a file; a large one is parsed by processes that take its pieces in turn.
 
-    They end with this generator, or at the latest when nobody reads their pipe. What one does not deliver is read here.
+    They end with this generator, or once their pipe is closed. Lines that one fails to deliver are read here.
     """
     if (count := _processes(size)) == 1:
         yield from read.lines(log, 0, size)

@@ -16,8 +16,8 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 25,  # 40
-    "product_lines": 52_894,  # 52,000
-    "code_lines": 36_511,  # 35,000
+    "product_lines": 52_880,  # 52,000
+    "code_lines": 36_505,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 11,  # 15

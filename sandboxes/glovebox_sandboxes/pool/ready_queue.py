@@ -16,7 +16,7 @@ from typing import Literal
 import anyio.abc
 import structlog
 
-from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.mounts import MountWatch, identity
 from glovebox_sandboxes.session.connection import AttestedSandbox, attest
@@ -282,7 +282,7 @@ class ReadyQueue:
     async def _fill(self, supply: _Supply, source: Source, keepers: anyio.abc.TaskGroup) -> None:
         renew_at = anyio.current_time() + RENEW_SECONDS
         review_at = anyio.current_time() + REVIEW_SECONDS
-        self.capacity = _capacity(source)
+        self.capacity = capacity(source.bytes_each)
         while supply.problem is None and not self._is_stale(supply):
             now, used_at = anyio.current_time(), max(sibling.used_at for sibling in self.siblings)
             if now >= renew_at or now - used_at >= IDLE_SECONDS:
@@ -295,7 +295,7 @@ class ReadyQueue:
                 await self._changed.wait()
                 continue
             review_at = anyio.current_time() + REVIEW_SECONDS
-            if self.review(_capacity(source)):
+            if self.review(capacity(source.bytes_each)):
                 await self._tell("limited", "the host has little memory left")
             self._trim(self.wanted)
 
@@ -384,12 +384,16 @@ class ReadyQueue:
         return supply.fingerprint != self._fingerprint()
 
     def _fingerprint(self) -> tuple[object, ...]:
-        """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
-        parts: list[object] = []
-        for mount in self.plan.spec.mounts:
-            parts += [identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in self.plan.spec.masks]
-            parts += [identity(os.stat, mount.source)[:2], self._workshop.mounted.inside(mount.source)]
-        return tuple(parts)
+        return targets(self.plan.spec, self._workshop.mounted)
+
+
+def targets(spec: SandboxSpec, mounted: MountWatch) -> tuple[object, ...]:
+    """Return what a spec's mounts lead to now; replaced directories or covers, and new mounts, change it."""
+    parts: list[object] = []
+    for mount in spec.mounts:
+        parts += [identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in spec.masks]
+        parts += [identity(os.stat, mount.source)[:2], mounted.inside(mount.source)]
+    return tuple(parts)
 
 
 def _unavailable(problem: Exception) -> SandboxError:
@@ -400,9 +404,9 @@ def _unavailable(problem: Exception) -> SandboxError:
     return SandboxError("Preparing a sandbox", reason, "See the server's log, and report it.")
 
 
-def _capacity(source: Source) -> int:
+def capacity(bytes_each: int) -> int:
     """Return how many sandboxes may be ready with the memory that is left on the host."""
-    return min(MOST_READY, _available_bytes() // MEMORY_SHARE // source.bytes_each)
+    return min(MOST_READY, _available_bytes() // MEMORY_SHARE // bytes_each)
 
 
 def _available_bytes() -> int:

@@ -296,7 +296,7 @@ class WorkerClient:
             well = True
         finally:
             if sandbox is not None:
-                sandbox.wire.close()  # nobody reads it any more, and the stream's own end would wait a turn
+                sandbox.wire.close()  # at once: the stream's own aclose costs a turn of the loop
             link.send({"kind": "end", "lease": number})
             try:
                 if sandbox is not None and not well:

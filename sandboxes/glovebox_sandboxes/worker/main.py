@@ -29,10 +29,11 @@ from glovebox_sandboxes.drivers.registry import DRIVERS
 from glovebox_sandboxes.host import owner
 from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.mounts import MountWatch
+from glovebox_sandboxes.pool.ready_queue import REVIEW_SECONDS
 from glovebox_sandboxes.sharing import ANSWER_SECONDS, DEFER_SECONDS, weigh_all
 from glovebox_sandboxes.worker import place
 from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, Reader, encode
-from glovebox_sandboxes.worker.queue import REVIEW_SECONDS, LeaseQueue
+from glovebox_sandboxes.worker.queue import LeaseQueue
 from glovebox_sandboxes.worker.source import PreparedFork, SourceThread
 
 IDLE_SECONDS = 60.0
@@ -450,7 +451,7 @@ def main(state: Path, data: Path, *, alone: bool = False) -> None:
                 while True:
                     worker.run()
                     place.lock(directory)
-                    if not select.select([listener], [], [], 0)[0]:  # nobody has just connected
+                    if not select.select([listener], [], [], 0)[0]:  # no connection is pending
                         os.unlink(path)  # noqa: PTH108 - below an open directory
                         os._exit(0)
                     place.unlock(directory)

@@ -3,33 +3,25 @@
 Nothing here waits: a call whose sandbox is not ready is a waiter, and gets it when it is.
 """
 
-import os
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host.mounts import MountWatch, identity
+from glovebox_sandboxes.host.mounts import MountWatch
+from glovebox_sandboxes.pool.ready_queue import (
+    IDLE_SECONDS,
+    MOST_READY,
+    RENEW_SECONDS,
+    RETRY_SECONDS,
+    capacity,
+    targets,
+)
 from glovebox_sandboxes.sharing import may_take
 from glovebox_sandboxes.worker.source import PreparedFork, SourceThread
-
-MOST_READY = 16
-"""In one queue: as many as calls run at one time, so a full turn of them finds its sandboxes ready."""
-MEMORY_SHARE = 8
-"""Each queue's ready sandboxes get at most 1/8 of the memory the host has left."""
-REVIEW_SECONDS = 10.0
-"""Between two reviews of demand, memory and age; each lowers the demand peak by one."""
-IDLE_SECONDS = 600.0
-"""An unused queue is cleared after this: a pause for thought keeps it, a night does not."""
-RENEW_SECONDS = 1800.0
-"""A source is restarted after this: what its forks share (addresses, hash seed) is shared no longer."""
-RETRY_SECONDS = (1.0, 30.0)
-"""Shortest and longest backoff before a failed source is tried again, when it is next wanted."""
 
 
 class Claimant(Protocol):
@@ -156,7 +148,7 @@ class LeaseQueue:
             self._close(supply)
             return
         self.peak = min(max(self.calls.total(), self.peak - 1), MOST_READY)
-        before, self.capacity = self.capacity, _capacity(supply.bytes_each)
+        before, self.capacity = self.capacity, capacity(supply.bytes_each)
         if self.capacity < min(before, self.peak + 1):
             self._shop.say(self, "limited", "the host has little memory left")
         while len(self.ready) > self.wanted:
@@ -212,7 +204,7 @@ class LeaseQueue:
 
     def _opened(self, supply: ForkSupply, bytes_each: int) -> None:
         supply.bytes_each = bytes_each
-        self.capacity = _capacity(bytes_each)
+        self.capacity = capacity(bytes_each)
         if not self._delay:
             self._shop.say(self, "opened", "")
         if supply is not self.supply:
@@ -279,16 +271,5 @@ class LeaseQueue:
         return supply.fingerprint != self.fingerprint()
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
-        parts: list[object] = []
-        for mount in self.plan.spec.mounts:
-            parts += [identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in self.plan.spec.masks]
-            parts += [identity(os.stat, mount.source)[:2], self._shop.mounted.inside(mount.source)]
-        return tuple(parts)
-
-
-def _capacity(bytes_each: int) -> int:
-    """Return how many sandboxes may be ready with the memory that is left on the host."""
-    found = re.search(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    available = int(found[1]) * 1024 if found else 0
-    return min(MOST_READY, available // MEMORY_SHARE // bytes_each)
+        """Return the ``targets`` of the plan's mounts."""
+        return targets(self.plan.spec, self._shop.mounted)

@@ -60,7 +60,7 @@ class SourceThread(threading.Thread):
                 self._tell(lambda: self.opened(source.bytes_each))
                 while (order := self.orders.get()) is not None:
                     order()
-        except BaseException as found:  # noqa: BLE001 - the next lease is told; the worker goes on
+        except BaseException as found:  # noqa: BLE001 - reported by ``closed``; other sources continue
             problem = found
         ended = problem
         self._tell(lambda: self.closed(ended))
