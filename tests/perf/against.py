@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyio
 from rich.console import Console
-from tests.perf import bare, clients, idle, latency, load, machine, sides, where, wire
+from tests.perf import bare, clients, idle, latency, load, machine, sides, where, wire, work
 from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Setup
 from tests.perf.contrast import Contrast, code, contrast, show
@@ -66,6 +66,7 @@ class Both:
         bare.write_csv(self.directory / "workspace")
         steps: dict[Part, Callable[[], Awaitable[None]]] = {
             "latency": self._latency,
+            "work": self._work,
             "broker": self._broker,
             "load": self._load,
             "burst": self._burst,
@@ -112,19 +113,30 @@ class Both:
                     )  # fmt: skip
                     self.tick(f"starting servers, {side.name}: {', '.join(sorted(group))}")
                     await bench.build()
-                    self.reasons |= {f"{key} {side.name}": reason for key, reason in reasons.items()}
-                    ways += [
-                        replace(
-                            way,
-                            key=f"{way.key} {side.name}",
-                            what=f"{way.key} both",
-                            turn=way.key,
-                            apart=SETTLE_SECONDS if way.uncounted else APART_SECONDS,
-                        )
-                        for way in bench.ways
-                    ]
+                    ways += self._turns(side, bench.ways, reasons)
                 # Before the servers end: one that ends badly must not take the numbers of all with it.
                 self.series |= await latency.interleaved(ways, self.rounds, self.reasons, self.tick)
+
+    async def _work(self) -> None:
+        wanted, ways = self._wanted("work"), list[latency.Way]()
+        async with AsyncExitStack() as stack:
+            for side in self.sides:
+                reasons: dict[str, str] = {}
+                python = Bare(python=side.python, version="")
+                found = await work.ways(stack, self._setup(side, "work"), python, reasons, quick=self.quick)
+                ways += self._turns(side, [way for way in found if way.key in wanted], reasons)
+            self.series |= await latency.interleaved(ways, self.rounds, self.reasons, self.tick)
+
+    def _turns(self, side: Side, ways: Sequence[latency.Way], reasons: dict[str, str]) -> list[latency.Way]:
+        """One side's ways, to take turns with the other's."""
+        self.reasons |= {f"{key} {side.name}": reason for key, reason in reasons.items()}
+        return [
+            replace(
+                way, key=f"{way.key} {side.name}", what=f"{way.key} both", turn=way.key,
+                apart=SETTLE_SECONDS if way.uncounted else APART_SECONDS,
+            )
+            for way in ways
+        ]  # fmt: skip
 
     async def _broker(self) -> None:
         """Start servers anew each round: where code lies in memory moves parts of some microseconds by a tenth."""

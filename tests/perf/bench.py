@@ -18,7 +18,22 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from tests.perf import against, bare, growth, idle, latency, load, machine, peers, plot, report, sides, where, wire
+from tests.perf import (
+    against,
+    bare,
+    growth,
+    idle,
+    latency,
+    load,
+    machine,
+    peers,
+    plot,
+    report,
+    sides,
+    where,
+    wire,
+    work,
+)
 from tests.perf.bare import Bare
 from tests.perf.clients import Setup
 from tests.perf.rows import BETWEEN, ROWS, Part, Row, Verdict, chosen, judge, told
@@ -60,6 +75,7 @@ class Run:
         self.facts |= {"bare": self.fastest.told, "bare with pandas": self.pandas.told if self.pandas else "none"}
         steps: dict[Part, Callable[[], Awaitable[dict[str, Series]]]] = {
             "latency": self._latency,
+            "work": self._work,
             "broker": self._broker,
             "load": self._load,
             "burst": self._burst,
@@ -86,6 +102,15 @@ class Run:
             self.series |= await latency.measured(bench, self.rounds, self.tick)
             self.facts |= bench.versions
         return {}
+
+    async def _work(self) -> dict[str, Series]:
+        """With no other server beside, which would be counted too."""
+        setup = Setup(directory=self.directory / "work", workspace=self.directory / "workspace")
+        async with AsyncExitStack() as stack:
+            ways = await work.ways(stack, setup, self.fastest, self.reasons, quick=self.quick)
+            wanted = {key for row in self.rows for key in row.needs}
+            ways = [way for way in ways if way.key in wanted]
+            return await latency.interleaved(ways, self.rounds, self.reasons, self.tick)
 
     async def _broker(self) -> dict[str, Series]:
         self.tick("parts of a call")

@@ -22,6 +22,7 @@ from tests.perf.series import Series, one
 from glovebox_audit.query import ask
 
 ROLES, TOKENS, SESSIONS, RECORDS = 64, 1000, 200, query.RECORDS
+COMMITTED = 20_000  # records, in one write for each call: three segments are sealed on the way
 CALLS, ROUNDS, QUICK_PART = 200, 5, 20
 REST_SECONDS = 0.05  # in which the next sandbox is made
 SETTLE_SECONDS = 2.0
@@ -109,6 +110,7 @@ async def _open(listening: Listening, stack: AsyncExitStack) -> None:
 
 
 def _records(state: Path, count: int) -> dict[str, Series]:
+    longest = query.write(state.with_name("growth-commits"), COMMITTED, 1) * 1000
     query.write(state, count)
     told = ask.Told(say=lambda _: None, progress=lambda _done, _most: None)
     rounds: list[tuple[float, ...]] = []
@@ -116,4 +118,5 @@ def _records(state: Path, count: int) -> dict[str, Series]:
         asked = [partial(ask.ask, state / "audit", filters, 20, told) for filters in query.QUESTIONS.values()]
         rounds.append(tuple(query.timed(each) * 1000 for each in asked))
     note = f"{count:,} records, {len(query.QUESTIONS)} questions, the index made before"
-    return {"query": Series(key="query", what="`audit query`", unit="ms", rounds=tuple(rounds[1:]), note=note)}
+    asked_of = Series(key="query", what="`audit query`", unit="ms", rounds=tuple(rounds[1:]), note=note)
+    return {"query": asked_of, "commit": one("commit", "the longest write", "ms", longest, f"{COMMITTED:,} records")}

@@ -46,6 +46,7 @@ class Way:
     rest: float = 0.0
     """Seconds after each time in which nothing is measured: what it left to be done must not fall on the next."""
     note: str = ""
+    unit: str = "ms"
     turn: str = ""  # what it takes turns with, call by call: others with the same word
     apart: float = 0.0  # seconds before the next turn: what it left to be done must not fall on another's call
 
@@ -256,7 +257,7 @@ async def interleaved(
                 if number and way.key not in reasons:
                     taken[way.key].append(tuple(times[way.key][way.uncounted :]))
     return {
-        way.key: Series(key=way.key, what=way.what, unit="ms", rounds=tuple(taken[way.key]), note=way.note)
+        way.key: Series(key=way.key, what=way.what, unit=way.unit, rounds=tuple(taken[way.key]), note=way.note)
         for way in ways
         if way.key not in reasons and any(taken[way.key])
     }

@@ -78,18 +78,21 @@ def _digest(number: int) -> str:
     return "sha256:" + hashlib.sha256(b"d%d" % number).hexdigest()
 
 
-def write(state: Path, records: int) -> None:
-    """Write a log of that many records."""
+def write(state: Path, records: int, together: int = _BATCH) -> float:
+    """Write a log of that many records, so many at once or those of a call; return the seconds of the longest write."""
     ran, refused = _templates()
-    chosen, made, batch, call = random.Random(1), 0, list[Draft](), 0  # noqa: S311 - the same each time
+    chosen, made, batch, call, longest = random.Random(1), 0, list[Draft](), 0, 0.0  # noqa: S311 - the same each time
     log = LogFile(state / "audit", "s_perf", Rotation(signer=Signer.load(state)))
     while made < records:
         call += 1
         batch += _call(call, chosen, ran, refused)
-        if len(batch) >= _BATCH:
+        if len(batch) >= together:
+            began = time.perf_counter()
             made += len(log.commit(batch))
+            longest = max(longest, time.perf_counter() - began)
             batch.clear()
     log.close()
+    return longest
 
 
 QUESTIONS: dict[str, Filters] = {

@@ -116,7 +116,7 @@ def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
     keys = [row.key for row in BETWEEN]
     # An earlier revision does not start with a thousand tokens.
     left = {row.key for row in ROWS if row.part != "growth"} - set(keys)
-    assert left == {"docker-run", "sandbox-runtime", "llm-sandbox", "mcp-run-python", "disk", "burst-lost"}
+    assert left == {"docker-run", "sandbox-runtime", "llm-sandbox", "mcp-run-python", "disk", "burst-lost", "stop-hung"}
     assert len(set(keys)) == len(keys)
     for driver in ("docker", "gvisor", "cold-bubblewrap", "cold-docker", "cold-gvisor"):
         assert {driver, f"{driver}-p99", f"{driver}-pandas-p50", f"{driver}-pandas-p99"} <= set(keys)
