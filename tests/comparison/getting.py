@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.comparison import running
-from tests.comparison.systems import Docker, LlmSandbox, McpRunPython, SandboxRuntime, System, first_line, owned
+from tests.comparison.systems import Docker, LlmSandbox, McpRunPython, SandboxRuntime, Srt, System, first_line, owned
 
 SANDBOX_RUNTIME = "sandbox-runtime==0.2.0"
+SRT = ("@anthropic-ai/sandbox-runtime@0.0.83", "node@22.23.3")
 LLM_SANDBOX = "llm-sandbox[docker]==0.3.46"
 MCP_RUN_PYTHON = ("mcp-run-python==0.0.22", "deno==2.9.8")
 #: What its Pyodide loads, of the versions in the lock of pyodide 0.28.2. The last of them is no wheel of PyPI's.
@@ -41,12 +42,16 @@ async def got(key: str, folder: Path, image: str) -> AsyncIterator[System]:
     home.mkdir(parents=True, exist_ok=True)
     if key in ("docker-run", "docker-hardened"):
         yield Docker(image, await _engine(image), hardened=key == "docker-hardened")
-    elif key == "sandbox-runtime":
+    elif key in ("sandbox-runtime", "srt"):
         for program in ("bwrap", "socat", "rg"):
             if shutil.which(program) is None:
                 raise NotHereError(f"it needs {program}: apt-get install bubblewrap socat ripgrep")
-        await _venv(home, SANDBOX_RUNTIME)
         owned(home / "home")
+        if key == "srt":
+            await _must(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(home), *SRT], "npm install")
+            yield Srt(home, ", ".join(each.rpartition("@")[2] for each in SRT).replace(", ", " (Node ") + ")")
+            return
+        await _venv(home, SANDBOX_RUNTIME)
         bubblewrap = await first_line(["bwrap", "--version"])
         filtered = any((home / "venv").glob("lib/python3*/site-packages/**/unix-block.bpf"))
         yield SandboxRuntime(
@@ -98,7 +103,8 @@ async def _with_python(image: str, home: Path) -> str:
     """The image under a name of our own, with ``python`` beside ``python3`` and a command, as python:3-slim has."""
     (home / "image").mkdir(exist_ok=True)
     link = "command -v python || ln -s $(command -v python3) /usr/local/bin/python"
-    (home / "image/Dockerfile").write_text(f'FROM {image}\nRUN {link}\nCMD ["python3"]\n')
+    venv = "python3 -m venv --without-pip /sandbox/.sandbox-venv"  # where its pool looks for one
+    (home / "image/Dockerfile").write_text(f'FROM {image}\nRUN {link}\nRUN {venv}\nCMD ["python3"]\n')
     await _must(["docker", "build", "-t", "glovebox-compare-python", str(home / "image")], "docker build")
     return "glovebox-compare-python"
 

@@ -12,7 +12,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import anyio
 from tests.comparison import running
@@ -61,10 +61,22 @@ class System(ABC):
         """Run one program; ``scratch`` is a directory of the host, empty before the case, for those that need one."""
 
 
+class Standing(NamedTuple):
+    """How programs are run in one process: a job a line on its standard input, a result a line on its output."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    settings: Mapping[str, object]  # the first job, which has no result
+
+
 class _Foreign(System):
     """What is run as a command."""
 
+    plain = False  # whether programs are run as they stand, since only their time counts
+
     def _program(self, text: str, host: Planted, places: Mapping[str, str], name: str) -> str:
+        if self.plain:
+            return text
         return texts.program(_HELLO + _PREFACE.format(name=name) * self.linux + text, places, host.names)
 
     async def run(self, text: str, limits: Limits, host: Planted, *, scratch: Path) -> Seen:
@@ -203,6 +215,51 @@ class SandboxRuntime(_Foreign):
         )
 
 
+class Srt(_Foreign):
+    """npm's ``@anthropic-ai/sandbox-runtime``: bubblewrap around a command, by its own command or as a library."""
+
+    key = "srt"
+    title = "`srt`"
+    slack = 15.0
+
+    def __init__(self, home: Path, version: str) -> None:
+        """Take the folder with its packages, Node.js among them."""
+        self.version = version
+        self._home = home
+        self._node = [*_as_user(), str(home / "node_modules/node/bin/node")]
+        self._package = home / "node_modules/@anthropic-ai/sandbox-runtime/dist"
+
+    @staticmethod
+    def settings(scratch: str) -> dict[str, object]:
+        """Its settings: nothing is written and no domain reached but what is named, as its README has it."""
+        files = {"denyRead": ["~/.ssh"], "allowWrite": [scratch], "denyWrite": [".env"]}
+        return {"network": {"allowedDomains": [], "deniedDomains": []}, "filesystem": files}
+
+    def command(self) -> str:
+        """The command, and its settings."""
+        return f"srt --settings <(echo {shlex.quote(json.dumps(self.settings('SCRATCH')))}) -c COMMAND"
+
+    async def ran(self, text: str, limits: Limits, host: Planted, *, scratch: Path, name: str) -> Ran:
+        """Run it below the workspace, as a normal user."""
+        places = {"WORKSPACE": str(host.workspace), "SCRATCH": str(scratch)}
+        places |= {"OUTPUT": str(scratch / "output"), "INPUT": str(scratch / "input")}
+        settings = self._home / "settings.json"
+        settings.write_text(json.dumps(self.settings(str(scratch))))
+        inner = shlex.join([*PYTHON, self._program(text, host, places, name)])
+        return await running.run(
+            [*self._node, str(self._package / "cli.js"), "--settings", str(settings), "-c", inner],
+            seconds=limits.wall_seconds + self.slack, env=self._env(), cwd=host.workspace,
+        )  # fmt: skip
+
+    def standing(self, scratch: Path) -> Standing:
+        """Its library in a process that stays."""
+        argv = [*self._node, str(HERE / "peer_srt.mjs"), str(self._package / "index.js")]
+        return Standing(argv=argv, env=self._env(), settings=self.settings(str(scratch)))
+
+    def _env(self) -> dict[str, str]:
+        return caller() | {"HOME": str(self._home / "home")}
+
+
 class LlmSandbox(_Foreign):
     """``llm-sandbox`` on Docker, with the settings of its security guide's section on hardening."""
 
@@ -259,6 +316,12 @@ class LlmSandbox(_Foreign):
             env=caller(),
             cwd=scratch,
         )
+
+    def standing(self, _scratch: Path) -> Standing:
+        """Two containers, in which it runs one program after another."""
+        job = {"image": self._image, "seconds": LIMITS.wall_seconds, "settings": self.settings(LIMITS), "pool": 2}
+        argv = [str(self._home / "venv/bin/python"), "-I", "-B", str(HERE / "peer_llm_sandbox.py")]
+        return Standing(argv=argv, env=caller(), settings=job)
 
     async def clean(self, name: str) -> None:
         """Remove the container where the session could not."""

@@ -214,7 +214,7 @@ class Bench:
 
         await self._try("list", clients.over_stdio(setup), made, also=("search", "read"))
 
-    async def _peer(self, peer: peers.Peer) -> None:
+    async def _peer(self, peer: peers.Peer | peers.StandingPeer) -> None:
         key = peer.key
         self.versions[f"peer {key}"] = peer.version
         self._add(Way(key=key, what=f"print(1), {key}", once=peer.once, every=4, rest=0.5, note="every fourth round"))

@@ -167,7 +167,10 @@ ROWS: tuple[Row, ...] = (
     ),
     _peer(key="docker-run", what="peer: `docker run`, `print(1)`"),
     _peer(key="sandbox-runtime", what="peer: sandbox-runtime, `print(1)`"),
+    _peer(key="srt", what="peer: npm's sandbox-runtime, its command, `print(1)`"),
+    _peer(key="srt-library", what="peer: npm's sandbox-runtime, as a library, `print(1)`"),
     _peer(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`"),
+    _peer(key="llm-sandbox-pool", what="peer: llm-sandbox on Docker, a pool of two, `print(1)`"),
     _peer(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`"),
     # With process 1 in C: 0.9 times, and 500 faults.
     _work(

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from rich.console import Console
-from tests.perf import idle, sides
+from tests.perf import idle, peers, sides
 from tests.perf.contrast import EXIT_SLOWER, EXIT_UNMEASURED, SLOWER, Contrast, code, contrast, show
 from tests.perf.latency import Way, interleaved
 from tests.perf.machine import ROOT
@@ -116,7 +116,7 @@ def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
     keys = [row.key for row in BETWEEN]
     # An earlier revision does not start with a thousand tokens.
     left = {row.key for row in ROWS if row.part != "growth"} - set(keys)
-    assert left == {"docker-run", "sandbox-runtime", "llm-sandbox", "mcp-run-python", "disk", "burst-lost", "stop-hung"}
+    assert left == {*peers.KEYS, "disk", "burst-lost", "stop-hung"}
     assert len(set(keys)) == len(keys)
     for driver in ("docker", "gvisor", "cold-bubblewrap", "cold-docker", "cold-gvisor"):
         assert {driver, f"{driver}-p99", f"{driver}-pandas-p50", f"{driver}-pandas-p99"} <= set(keys)
