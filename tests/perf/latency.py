@@ -253,9 +253,9 @@ async def interleaved(
             if due:
                 tick(f"round {number} of {rounds}: {due[0].what}" if number else f"warming up: {due[0].what}")
             times = await _in_turn(due, number, reasons)
-            for way in due:
+            for way in turn:
                 if number and way.key not in reasons:
-                    taken[way.key].append(tuple(times[way.key][way.uncounted :]))
+                    taken[way.key].append(tuple(times.get(way.key, ())[way.uncounted :]))
     return {
         way.key: Series(key=way.key, what=way.what, unit=way.unit, rounds=tuple(taken[way.key]), note=way.note)
         for way in ways

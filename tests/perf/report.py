@@ -62,6 +62,8 @@ def said(row: Mapping[str, Any]) -> tuple[str, str, str]:
     found = {"ratio": f"{row['found']:g} ×", "more": f"{row['found']:g} {row['unit']} more", "alone": ""}[
         row["compare"]
     ]
+    if row.get("interval"):
+        found += " ({:g} to {:g})".format(*row["interval"])
     if row["met"] is False:
         limit = _PLANNED[row["row"]].limit
         return measured, found, f"**not met**: {limit}" if limit else "**not met**"

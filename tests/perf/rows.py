@@ -5,12 +5,13 @@ key is what ``--rows`` takes; docs/internals/performance.csv has each with its r
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
-from tests.perf.series import Series, Statistic, rounded
+from tests.perf.series import Interval, Series, Statistic, compared, rounded
 
 Compare = Literal["ratio", "more", "alone"]  # to its base: as a ratio; by how much it is more; or not at all
 MAX_REASON = 300  # characters of why something was not measured
@@ -285,6 +286,7 @@ class Verdict:
     found: float | None = None  # what the bound is about: the ratio, the difference, or the value itself
     met: bool | None = None  # None where there is no bound, or nothing was measured
     reason: str = ""  # why it was not measured
+    interval: Interval | None = None  # of a ratio of medians, where enough rounds have both
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -298,6 +300,7 @@ class Verdict:
             "bound": self.row.bound,
             "met": self.met,
             "reason": self.reason,
+            "interval": [rounded(self.interval.low), rounded(self.interval.high)] if self.interval else None,
         }
 
 
@@ -319,7 +322,11 @@ def judge(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) ->
         met = found <= row.most
     elif row.least is not None:
         met = found >= row.least
-    return Verdict(row=row, value=value, base=base, found=found, met=met)
+    interval = None
+    if base is not None and (row.compare, row.statistic) == ("ratio", "p50"):
+        with suppress(ValueError):
+            interval = compared(ours, series[row.base])
+    return Verdict(row=row, value=value, base=base, found=found, met=met, interval=interval)
 
 
 def told(problem: BaseException) -> str:
