@@ -252,9 +252,9 @@ def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def fake_app(directory: Path, *, shared: bool = False) -> AsyncIterator[FakeApp]:
+async def fake_app(directory: Path, *, shared: bool = False, server: str = "s_test") -> AsyncIterator[FakeApp]:
     """Open an app on an audit log in ``directory``; ``shared`` as the real one over HTTP."""
-    async with AuditLog.open(directory / "audit", "s_test") as audit:
+    async with AuditLog.open(directory / "audit", server) as audit:
         store = ArtifactStore(
             directory / "artifacts",
             clock=lambda: datetime.now(UTC),

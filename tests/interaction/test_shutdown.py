@@ -67,7 +67,7 @@ async def test_sigterm_ends_calls_streams_and_process(tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
     await process.aclose()
     assert sum("was ended: server stopping." in each for each in told) == 4, told
-    assert (tmp_path / "ended").read_text() == "SIGTERM cancelled=4"
+    assert (tmp_path / "ended").read_text() == "SIGTERM cancelled=4\n"
     assert log.read_bytes().count(b"call.cancelled") == 4
 
 

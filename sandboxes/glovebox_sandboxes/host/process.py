@@ -28,6 +28,7 @@ import anyio.abc
 import anyio.to_thread
 from anyio.abc import UNIXSocketStream
 
+from _glovebox_guest.kernel import prctl
 from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.host import host_view
 from glovebox_sandboxes.host.cgroup import Cgroup
@@ -279,6 +280,13 @@ class Janitor:
                 running.kill()
                 await anyio.to_thread.run_sync(running.wait)
         return True
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process asked to end when its parent has ended."""
+    prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
+    if os.getppid() != parent:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _end(started: _Started) -> None:

@@ -1,5 +1,6 @@
 """``glovebox serve``: the server, over stdio or HTTP."""
 
+from functools import partial
 from typing import Literal
 
 import click
@@ -21,6 +22,9 @@ _LEVELS = ("debug", "info", "warning", "error")
 @transport_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (http).")
 @click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0: any.")
+@click.option(
+    "--processes", type=click.IntRange(1, 32), help="Server processes (http); else one per two processors, at most 4."
+)
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest logged.")
 @click.option(
@@ -37,6 +41,7 @@ def serve(
     transport: str,
     host: str,
     port: int,
+    processes: int | None,
     allowed_host: tuple[str, ...],
     log_level: str,
     log_format: Literal["text", "json"],
@@ -47,42 +52,43 @@ def serve(
     workflow: str | None,
 ) -> None:
     """Serve MCP clients until they leave or a signal ends it."""
-    named = ("host", "port", "allowed_host", "trusted_proxy", "oauth_issuer", "oauth_audience", "oauth_any_type")
-    require_http(transport, *named)
+    named = ("host", "port", "processes", "allowed_host", "trusted_proxy")
+    require_http(transport, *named, "oauth_issuer", "oauth_audience", "oauth_any_type")
     if oauth_issuer is None and (oauth_audience or oauth_any_type):
         raise click.UsageError("--oauth-audience and --oauth-any-type go with --oauth-issuer.")
     logs.to_stderr(log_level, log_format)
 
-    oauth = None
+    oauth, seat = None, None
     if transport == "http":
         from glovebox_server.transport import serve as http  # noqa: PLC0415 - imports what a server over stdio never needs
 
         if oauth_issuer is not None:
             oauth = http.OAuth(issuer=oauth_issuer, audiences=oauth_audience, any_type=oauth_any_type)
+        told = partial(http.log_address, allowed_hosts=allowed_host, options=given(settings, "state_dir"))
+        seat = http.take_seat(processes, host, port, told)
 
     def announce(url: str) -> None:
         event_loop.settled()
-        http.log_address(url, allowed_host, given(settings, "state_dir"))
+        if seat is None:
+            told(url)
 
     async def start() -> None:
         """Start the server's parts, warn of oddities in them, and serve with them."""
-        async with apps.opened(settings, transport, worker=True) as app:
+        # Of several processes, one anchors the log and warns.
+        first = seat is None or seat.number == 0
+        own = settings if first else settings.model_copy(update={"audit_anchor": None})
+        async with apps.opened(own, transport, worker=True) as app:
             app.in_force.require(workflow)
-            _warn(app)
+            if first:
+                _warn(app)
             if transport == "stdio":
                 event_loop.settled()
                 end = await serve_stdio(app, workflow=workflow)
             else:
                 end = await http.serve_http(
-                    app,
-                    host=host,
-                    port=port,
-                    allowed_hosts=allowed_host,
-                    trusted_proxies=trusted_proxy,
-                    oauth=oauth,
-                    workflow=workflow,
-                    on_ready=announce,
-                )
+                    app, host=host, port=port, allowed_hosts=allowed_host, trusted_proxies=trusted_proxy, oauth=oauth,
+                    workflow=workflow, seat=seat, on_ready=announce,
+                )  # fmt: skip
             app.ended.append(end)
 
     event_loop.run(start)

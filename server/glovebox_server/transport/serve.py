@@ -5,6 +5,7 @@ been cancelled and answered. The caller then closes the app and exits with 0. Kn
 """
 
 import ipaddress
+import os
 import re
 import shlex
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -45,6 +47,7 @@ from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, Auth
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
+from glovebox_server.transport.processes import Seat, SharedProtocol, share
 from glovebox_server.transport.stdio import GRACE_SECONDS, client_of, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import Callers, TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
@@ -55,7 +58,7 @@ MAX_SESSIONS = 1024
 SESSION_IDLE_SECONDS = 1800
 #: Seconds between two checks of the token files: a removed one ends within that time.
 TOKEN_SECONDS = 1.0
-__all__ = ["OAuth", "by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
+__all__ = ["OAuth", "by_token", "http_application", "log_address", "serve_http", "serve_stdio", "take_seat"]
 _log = structlog.get_logger(__name__)
 #: Connections accepted at a time before one is examined; all of them are open files by then.
 _ACCEPTED = 32
@@ -70,6 +73,7 @@ async def serve_http(
     trusted_proxies: Collection[str] = (),
     oauth: OAuth | None = None,
     workflow: str | None = None,
+    seat: Seat | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
@@ -80,13 +84,13 @@ async def serve_http(
 
     ``allowed_hosts`` are further values of ``Host``, required, and then the only ones, if ``host`` is not a loopback
     address. ``trusted_proxies`` are addresses or networks of proxies whose ``X-Forwarded-For`` names the client. Tokens
-    that are bound to no workflow have ``workflow``. ``on_ready`` gets the base URL, without a trailing slash, once
-    connections are accepted.
+    that are bound to no workflow have ``workflow``. ``seat`` is this process's place among several, whose listener it
+    has. ``on_ready`` gets the base URL, without a trailing slash, once connections are accepted.
     """
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
     callers, proxies = Callers(files.tokens), proxy_networks(trusted_proxies)
-    with closing(open_listener(host, port)) as listener:
+    with closing(open_listener(host, port) if seat is None else seat.seats.listener) as listener:
         address, bound = listener.getsockname()[:2]
         names = host_names(address, bound, allowed_hosts)
         surface = McpServer(app, partial(by_token, workflow=workflow))
@@ -104,8 +108,7 @@ async def serve_http(
         gate = AuthMiddleware(
             application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
         )
-        url = f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}"
-        server = _Uvicorn(gate, proxies, lambda: on_ready(url))
+        server = _Uvicorn(gate, proxies, seat, lambda: on_ready(url_of(listener)))
 
         async def end() -> None:
             server.should_exit = True
@@ -118,6 +121,21 @@ async def serve_http(
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
+
+
+def take_seat(count: int | None, host: str, port: int, on_up: Callable[[str], None]) -> Seat | None:
+    """Return None for one process alone, else see ``processes.share``. None is one per two processors, at most 4."""
+    count = count or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+    if count == 1:
+        return None
+    listener = open_listener(host, port)
+    return share(count, listener, lambda: on_up(url_of(listener)))
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the base URL of a listening socket."""
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def log_address(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
@@ -247,21 +265,31 @@ def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
 class _Uvicorn(uvicorn.Server):
     """Uvicorn without its signal handlers, which raise the signal again after an orderly shutdown."""
 
-    def __init__(self, application: ASGIApp, proxies: list[str], ready: Callable[[], None]) -> None:
+    def __init__(self, application: ASGIApp, proxies: list[str], seat: Seat | None, ready: Callable[[], None]) -> None:
+        protocol: Any = TimeoutProtocol if seat is None else partial(SharedProtocol, seat)
         config = uvicorn.Config(
-            application, http=TimeoutProtocol, ws="none", lifespan="on", log_config=None, access_log=False,
+            application, http=protocol, ws="none", lifespan="on", log_config=None, access_log=False,
             server_header=False, proxy_headers=bool(proxies), forwarded_allow_ips=proxies,
             limit_concurrency=MAX_CONNECTIONS, backlog=_ACCEPTED, timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
         super().__init__(config)
-        self._ready = ready
+        self._seat, self._ready = seat, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then report it."""
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
+        if self._seat is not None:
+            state = self.lifespan.state
+            self._seat.open(partial(SharedProtocol, self._seat, self.config, self.server_state, state))
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take nothing more from other processes, then shut down."""
+        if self._seat is not None:
+            self._seat.close()
+        await super().shutdown(sockets)
 
     capture_signals = nullcontext  # type: ignore[assignment]  # called as a method is
 
