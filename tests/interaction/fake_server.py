@@ -1,7 +1,7 @@
 """``python -m tests.interaction.fake_server stdio|http|http*2 DIRECTORY [NAME…]``: real transports, no sandboxes.
 
 Over HTTP, with ``*2`` by two processes, it prints one line of JSON to stdout: the base URL and the tokens, one per
-NAME. At the end each process adds a line to the file ``ended``.
+NAME. Each of two processes adds a line to the file ``up``, and each process at its end to ``ended``.
 """
 
 import json
@@ -23,7 +23,9 @@ async def _main(transport: str, directory: Path, seat: Seat | None, ready: Calla
         if transport == "stdio":
             why = await serve_stdio(as_app(app))
         else:
-            why = await serve_http(as_app(app), seat=seat, on_ready=(lambda _: None) if seat else ready)
+            why = await serve_http(
+                as_app(app), seat=seat, on_ready=ready if seat is None else partial(_note, directory)
+            )
         with (directory / "ended").open("a") as ended:
             ended.write(f"{why} cancelled={len(app.broker.cancelled)}\n")
 
@@ -31,6 +33,11 @@ async def _main(transport: str, directory: Path, seat: Seat | None, ready: Calla
 def _tell(tokens: dict[str, str], url: str) -> None:
     sys.stdout.write(json.dumps({"url": url, "tokens": tokens}) + "\n")
     sys.stdout.flush()
+
+
+def _note(directory: Path, _url: str) -> None:
+    with (directory / "up").open("a") as up:
+        up.write("up\n")
 
 
 if __name__ == "__main__":

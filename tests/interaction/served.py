@@ -3,11 +3,11 @@
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -15,6 +15,8 @@ from unittest.mock import patch
 import anyio
 import anyio.abc
 import httpx2
+import mcp.server.sse
+import mcp.server.streamable_http_manager
 from mcp import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
@@ -29,6 +31,7 @@ from glovebox_server.transport import stdio
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
+from glovebox_server.transport.processes import Seat, Seats
 from glovebox_server.transport.serve import serve_http, serve_stdio
 
 Transport = Literal["stdio", "http", "sse"]
@@ -164,6 +167,24 @@ async def served(
         signal.raise_signal(signal.SIGTERM)
         with anyio.fail_after(TIMEOUT_SECONDS):
             await ended.wait()
+
+
+@contextmanager
+def first_of_two() -> Iterator[list[Seats]]:
+    """Serve HTTP as the first of two processes, of which no other runs; of each server, what they share."""
+    made: list[Seats] = []
+
+    async def serve(*arguments: Any, **options: Any) -> str:
+        made.append(Seats(2, serving.open_listener("127.0.0.1", 0)))
+        with ExitStack() as stack:
+            for each in chain.from_iterable(made[-1].inboxes):
+                stack.enter_context(each)
+            for module in (mcp.server.sse, mcp.server.streamable_http_manager):
+                stack.enter_context(patch.object(module, "uuid4"))  # which a seat replaces
+            return await serving.serve_http(*arguments, seat=Seat(number=0, seats=made[-1]), **options)
+
+    with patch(f"{__name__}.serve_http", serve):
+        yield made
 
 
 def plain_profile(**changes: str) -> str:

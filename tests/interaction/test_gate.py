@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import SocketStream
-from tests.interaction.served import TIMEOUT_SECONDS, Served, served, until
+from tests.interaction.served import TIMEOUT_SECONDS, Served, first_of_two, served, until
 
 from glovebox_server.transport import auth, http_timeouts, serve
 
@@ -34,6 +34,13 @@ INITIALIZE = {
 
 LATER = "2099-01-01"
 """Each that is served."""
+
+
+@pytest.fixture(params=[1, 2], autouse=True)
+def processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A server alone, and as the first of two processes."""
+    with first_of_two() if request.param == 2 else contextlib.nullcontext():
+        yield
 
 
 async def _status(server: Served, request: bytes) -> tuple[int, bytes]:

@@ -104,10 +104,16 @@ def _at_work() -> int:
     return found
 
 
-@pytest.mark.parametrize(("transport", "era"), PAIRS)
-async def test_a_whole_session(transport: Transport, era: Era, directories: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "era", "processes"),
+    [*((*pair, 1) for pair in PAIRS), *((*pair, 2) for pair in PAIRS if pair[0] != "stdio")],
+)
+async def test_a_whole_session(
+    transport: Transport, era: Era, processes: int, directories: list[str], tmp_path: Path
+) -> None:
     """Run, keep a file, use it in the next call, read the workspace, be refused, give up an endless loop."""
-    async with connected(transport, era, directories, tmp_path) as client:
+    options = [*directories, *(() if transport == "stdio" else ("--processes", str(processes)))]
+    async with connected(transport, era, options, tmp_path) as client:
         digest = ((await client.list_tools()).meta or {})["dev.glovebox/digest"]
         ran = await client.call_tool("run_python", {"code": CODE})
         assert not ran.is_error

@@ -6,7 +6,8 @@ each (``SO_REUSEPORT``), a killed process would take waiting connections along.
 Rule 1  A session's id begins with the number of its process. Before a process parses a request, the first of a
         connection or a later one, it looks for an id; a request of another's session goes there, socket and bytes. The
         owner parses and authenticates it from the start: an id says where, and nothing else.
-Rule 2  The first request of a connection goes in the same way to the process with fewest connections, if it names none.
+Rule 2  The first request of a connection, if it names none, goes in the same way to the process with the fewest
+        connections and sessions.
 Rule 3  What waits for a process outlives it. A session of one that is not up is nobody's, and answered with 404.
 """
 
@@ -17,7 +18,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -75,9 +76,9 @@ class Seats:
         for each in chain.from_iterable(self.inboxes):
             each.setblocking(False)
         rows = [memoryview(mmap.mmap(-1, 8 * count)).cast("q") for _ in range(3 + count)]
-        self.up, self.connections, self.taken, *self.handed = rows
-        """By process: whether it serves; its connections; how many others gave it so far; and, by giver, how many each
-        did. Each number has one writer, so that none needs a lock."""
+        self.up, self.load, self.taken, *self.handed = rows
+        """By process: whether it serves; its connections and sessions; how many connections others gave it so far; and,
+        by giver, how many each did. Each number has one writer, so that none needs a lock."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +87,8 @@ class Seat:
 
     number: int
     seats: Seats
+    sessions: Sized = ()
+    """Those over streamable HTTP, which need no connection."""
     _turn: int = field(default=0, init=False)
     _taking: set[asyncio.Task[object]] = field(default_factory=set, init=False)
 
@@ -105,6 +108,10 @@ class Seat:
             return False
         self.seats.handed[self.number][owner] += 1
         return True
+
+    def health(self) -> dict[str, int]:
+        """Return for ``/health`` which process answers, and how many serve."""
+        return {"process": self.number, "processes": sum(self.seats.up)}
 
     def open(self, make: Callable[..., asyncio.BaseProtocol]) -> None:
         """Begin to take what others give; ``make`` makes a protocol that was ``given`` what was read."""
@@ -148,7 +155,7 @@ class Seat:
 
         def load(each: int) -> tuple[int, int]:
             coming = sum(row[each] for row in seats.handed) - seats.taken[each]
-            return seats.connections[each] + coming - (each == own), (each + self._turn) % seats.count
+            return seats.load[each] + coming - (each == own), (each + self._turn) % seats.count
 
         return min((each for each in range(seats.count) if seats.up[each] or each == own), key=load)
 
@@ -193,17 +200,14 @@ class SharedProtocol(TimeoutProtocol):
         if self.transport.get_write_buffer_size():
             self.transport.close()  # its client did not wait for the last answer, which still goes out: RFC 9112, 9.3.2
         elif self._seat.hand(owner, self.transport.get_extra_info("socket"), data):
-            self._unset_keepalive_if_required()
             self.transport.abort()
         else:
-            self.flow.pause_reading()
-            if self._deadline is None:
-                self._count()
+            self.flow.pause_reading()  # until the time of a head, or of a kept connection, is over
             self._again = self.loop.call_later(_AGAIN_SECONDS, self.handle_events)
         return True
 
     def _note(self) -> None:
-        self._seat.seats.connections[self._seat.number] = len(self.connections)
+        self._seat.seats.load[self._seat.number] = len(self.connections) + len(self._seat.sessions)
 
 
 def share(count: int, listener: socket.socket, on_up: Callable[[], None]) -> Seat:
@@ -280,7 +284,7 @@ class _Parent:
             if not pid:
                 return
             number, code = self.living.pop(pid), os.waitstatus_to_exitcode(status)
-            self.seats.up[number] = self.seats.connections[number] = 0
+            self.seats.up[number] = self.seats.load[number] = 0
             if self.ending or not self.announced:
                 self.code = max(self.code, code if code >= 0 else 128 - code)
                 continue

@@ -104,7 +104,7 @@ async def serve_http(
             authority = TokenAuthority(oauth, allowed_hosts or names, scopes)
             await authority.issuer.fetch()
         look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look
-        application, sessions = http_application(surface, callers, look=look, subjects=authority is not None)
+        application, sessions = http_application(surface, callers, look=look, subjects=authority is not None, seat=seat)
         gate = AuthMiddleware(
             application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
         )
@@ -171,6 +171,9 @@ class Sessions(StreamableHTTPSessionManager):
             return None
         return super()._admit_session(requestor)
 
+    def __len__(self) -> int:
+        return len(self._session_owners)
+
     def of(self, principals: Collection[str]) -> list[str]:
         """Return the ids of these callers' open sessions."""
         return [each for each, owner in self._session_owners.items() if owner["client_id"] in principals]
@@ -183,12 +186,19 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 def http_application(
-    surface: McpServer, callers: Callers, *, look: auth.Look | None = None, subjects: bool = False
+    surface: McpServer,
+    callers: Callers,
+    *,
+    look: auth.Look | None = None,
+    subjects: bool = False,
+    seat: Seat | None = None,
 ) -> tuple[ASGIApp, Sessions]:
     """Return the application behind the gate, which alone checks callers, and the sessions of streamable HTTP."""
     # The gate has checked Host and Origin. Set explicitly, because otherwise the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     manager, app = Sessions(surface, checked, Shares(MAX_SESSIONS, callers, subjects=subjects)), surface.app
+    if seat is not None:
+        seat.sessions = manager
     sse = SseServerTransport(MESSAGES_PATH, security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:
@@ -205,6 +215,7 @@ def http_application(
                 "unusable_token_files": callers.unusable,
                 "unusable_policy": app.in_force.problem is not None,
                 "refused_requests": dict(app.refusals.totals),
+                **({} if seat is None else seat.health()),
             }
         )
 
