@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-from _glovebox_guest.stdlib import Any, ctypes
+from _glovebox_guest.stdlib import Any, Callable, ctypes
 
 _PRCTL = {
     "PR_SET_PDEATHSIG": 1, "PR_GET_DUMPABLE": 3, "PR_SET_DUMPABLE": 4, "PR_SET_SECCOMP": 22,
@@ -30,15 +30,16 @@ def _type(code: str) -> Any:
     return type(simple)(code, (simple,), {"_type_": code})
 
 
-def _function(name: str, result: Any, flags: int = ctypes.FUNCFLAG_USE_ERRNO) -> Any:
+def _function(name: str, result: Any, flags: int = ctypes.FUNCFLAG_USE_ERRNO, library: int = 0) -> Any:
     fields = {"_flags_": ctypes.FUNCFLAG_CDECL | flags, "_restype_": result}
     pointer: Any = ctypes.CFuncPtr
-    return type(pointer)(name, (pointer,), fields)(ctypes.dlsym(_self, name))
+    return type(pointer)(name, (pointer,), fields)(ctypes.dlsym(library or _self, name))
 
 
-_Int, _Long, _Pointer, _Size = map(_type, "ilPL")
+_Int, _Long, Pointer, _Size = map(_type, "ilPL")
 _self = ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself
 _HOLDING_THE_INTERPRETER = ctypes.FUNCFLAG_USE_ERRNO | ctypes.FUNCFLAG_PYTHONAPI
+_RTLD_NOW = 2
 _syscall = _function("syscall", _Long)
 _clone = _function("syscall", _Long, _HOLDING_THE_INTERPRETER)
 _before_fork = _function("PyOS_BeforeFork", _Long, _HOLDING_THE_INTERPRETER)
@@ -65,17 +66,32 @@ def fork_into(namespaces: int) -> int:
     ``os.fork`` and unshare(2) would do the same with one more fork, the largest cost. ``namespaces`` are ``CLONE_NEW…``
     flags. Raises OSError.
     """
+
+    def clone() -> int:
+        # Without a stack of its own the child continues where the parent is, inside the interpreter.
+        pid = _clone(_SYS_CLONE, _Size(namespaces | _SIGCHLD), _Size(0), _Size(0), _Size(0), _Size(0))
+        return -ctypes.get_errno() if pid == -1 else pid
+
+    return forked(clone)
+
+
+def forked(fork: Callable[[], int]) -> int:
+    """Call a function that forks, as os.fork does: its result is 0 in the child. Raises OSError for one below 0."""
     _before_fork()
-    # Without a stack of its own the child continues where the parent is, inside the interpreter.
-    pid = _clone(_SYS_CLONE, _Size(namespaces | _SIGCHLD), _Size(0), _Size(0), _Size(0), _Size(0))
-    number = ctypes.get_errno()
+    pid = fork()
     if pid == 0:
         _after_fork_child()
         return 0
     _after_fork_parent()
-    if pid == -1:
-        raise OSError(number, f"clone({namespaces:#x}): {os.strerror(number)}")
-    return int(pid)
+    if pid < 0:
+        raise OSError(-pid, f"clone(2): {os.strerror(-pid)}")
+    return pid
+
+
+def load(path: str, *names: str) -> list[Any]:
+    """Return functions of a library that return an int, and hold the interpreter. Raises OSError."""
+    library = ctypes.dlopen(path, _RTLD_NOW)
+    return [_function(name, _Int, _HOLDING_THE_INTERPRETER, library) for name in names]
 
 
 def unshare(flags: int) -> None:
@@ -91,7 +107,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 def collapse(address: int, size: int) -> bool:
     """Ask the kernel to put memory into huge pages now; return whether it did."""
-    return bool(_madvise(_Pointer(address), _Size(size), _MADV_COLLAPSE) == 0)
+    return bool(_madvise(Pointer(address), _Size(size), _MADV_COLLAPSE) == 0)
 
 
 def drop_capabilities() -> None:

@@ -144,9 +144,10 @@ class Loop:
         data = os.read(self._in, _READ)
         if not data:
             raise EOFError
-        self._take(data)
+        self.take(data)
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
+        """Handle bytes of the wire."""
         for what, stream, *said in self.wire.receive(data):
             handler = self._streams.get(stream)
             if what == "message":

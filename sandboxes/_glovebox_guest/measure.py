@@ -7,7 +7,7 @@ import sys
 
 from _glovebox_guest import landlock
 from _glovebox_guest.kernel import prctl, read
-from _glovebox_guest.stdlib import Any
+from _glovebox_guest.stdlib import Any, Mapping
 
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SENTRY = "/proc/sentry-meminfo"
@@ -24,28 +24,77 @@ def measure(own: frozenset[int], hidden: list[str], masked: list[str]) -> dict[s
     ``own`` are descriptors of the guest beside 0, 1 and 2. Paths in ``hidden`` are reported if present, those in
     ``masked`` if readable.
     """
-    reported = status(lines("/proc/self/status"))
-    spaces, name = namespaces(), os.uname()
+    names, words = namespaces(), os.uname()
+    texts = {name: read(f"/proc/self/{name}") for name in ("status", "mountinfo", "net/dev")}
     return {
+        **_told(texts, names, (words.nodename, words.sysname, words.release, words.version), os.path.exists(_SENTRY)),
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
         "groups": os.getgroups()[:64],
-        "capabilities": capabilities(reported),
         "no_new_privs": prctl("PR_GET_NO_NEW_PRIVS") == 1,  # not every kernel has it in /proc
-        "seccomp": int(reported.get("Seccomp", "0")),
         "dumpable": prctl("PR_GET_DUMPABLE"),
-        "namespaces": spaces,
-        "mounts": mounts(lines("/proc/self/mountinfo")),
-        "interfaces": interfaces(lines("/proc/self/net/dev")),
         "descriptors": _descriptors(own),
         "landlock": landlock.abi_version(),
         "pid": os.getpid(),
-        "hostname": name.nodename,
-        "kernel": f"{name.sysname} {name.release} {name.version}",
         "python": sys.version.split()[0],
         "present": [*filter(os.path.lexists, hidden), *filter(_readable, masked)][:_MOST_PRESENT],
+    }
+
+
+def told(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the measurement in a ``ready`` message: as it is, or what process 1 in C has read, and does not parse.
+
+    Raises LookupError, TypeError or ValueError where it is neither.
+    """
+    if "texts" not in said:
+        return dict(said)
+    # A character stands for each byte; see report_ready in process_1.c.
+    parts = said["texts"].encode("latin-1").decode("utf-8", "surrogateescape").split("\0")
+    (reported, mountinfo, devices), parts = parts[:3], parts[3:]
+    links, parts = parts[: len(_NAMESPACES)], parts[len(_NAMESPACES) :]
+    numbers, *uname, python = parts[:6]
+    # Two lists, an empty part after each.
+    end = parts.index("", 6)
+    descriptors, present = parts[6:end], parts[end + 1 : -1]
+    texts = {"status": reported, "mountinfo": mountinfo, "net/dev": devices}
+    ids = status(_split(reported))
+    pid, no_new_privs, dumpable, landlocked, sentry = map(int, numbers.split())
+    spaces = dict(zip(_NAMESPACES, map(namespace_number, links), strict=True))
+    return {
+        **_told(texts, spaces, tuple(uname), sentry == 1),
+        "uid": _only(ids["Uid"]),
+        "gid": _only(ids["Gid"]),
+        "groups": [int(number) for number in ids["Groups"].split()][:64],
+        "no_new_privs": no_new_privs == 1,
+        "dumpable": dumpable,
+        "descriptors": sorted(map(int, descriptors))[:64],
+        "landlock": max(0, landlocked),
+        "pid": pid,
+        "python": python,
+        "present": present[:_MOST_PRESENT],
+    }
+
+
+def _only(numbers: str) -> int:
+    """Return the number that real, effective, saved and file system's are; else -1."""
+    found = set(map(int, numbers.split()))
+    return found.pop() if len(found) == 1 else -1
+
+
+def _told(texts: Mapping[str, str], spaces: dict[str, int], uname: tuple[str, ...], sentry: bool) -> dict[str, Any]:
+    """Return what is in files of proc(5), and follows from it."""
+    reported = status(_split(texts["status"]))
+    node, system, release, version = uname
+    return {
+        "capabilities": capabilities(reported),
+        "seccomp": int(reported.get("Seccomp", "0")),
+        "namespaces": spaces,
+        "mounts": mounts(_split(texts["mountinfo"])),
+        "interfaces": interfaces(_split(texts["net/dev"])),
+        "hostname": node,
+        "kernel": f"{system} {release} {version}",
         # Whose kernel answers system calls: gVisor's only with both marks, else the host's.
-        "system": "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux",
+        "system": "gvisor" if sentry and (release, version) == _SENTRY_VERSION else "linux",
         # Values this kernel does not report are listed, and the plan must have expected exactly those.
         "unmeasured": [name for name in CAPABILITIES if name not in reported]
         + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
@@ -113,7 +162,11 @@ def interfaces(lines: list[str]) -> list[str]:
 
 def lines(path: str) -> list[str]:
     """Return the lines of a file of proc(5): a carriage return, of a program's name for instance, begins none."""
-    return read(path).split("\n")[:-1]
+    return _split(read(path))
+
+
+def _split(text: str) -> list[str]:
+    return text.split("\n")[:-1]
 
 
 def _descriptors(own: frozenset[int]) -> list[int]:

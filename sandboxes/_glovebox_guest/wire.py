@@ -106,6 +106,11 @@ class Wire:
         self._dropped: set[int] = set()  # streams we reset: the peer may not know yet
         self._bytes_left, self._nodes_left = MAX_SAID_BYTES, MAX_SAID_NODES  # of what the peer may say in JSON
 
+    def resume(self, last: int) -> None:
+        """Continue while the job runs, after a process that has opened streams up to ``last`` and ended all of them."""
+        self.state = "running"
+        self._last["guest"] = last
+
     # ------------------------------------------------------------------ sending
 
     def message(self, kind: str, body: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from _glovebox_guest.jobs import python
 from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import write_only
-from _glovebox_guest.stdlib import Any, Mapping, signal
+from _glovebox_guest.stdlib import Any, Callable, Mapping, NoReturn, signal
 
 _DRAIN_SECONDS = 2.0
 """Time to drain pipes of dead processes, at most 64 KiB each, to a slow host."""
@@ -97,7 +97,7 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any]) -> dict[s
     if written or cpu_ms is None:
         reap_everything()
     _drain(loop, relays)
-    collected = _collected(loop, limits, config, copied, deadline) if written else {"skipped": []}
+    sent = collected(loop, limits, config, copied, deadline) if written else {"skipped": []}
     cpu_ms = _reaped() if cpu_ms is None else cpu_ms
     return {
         "stopped": stopped or ("output" if any(relay.overflowed for relay in relays) else ""),
@@ -105,11 +105,11 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any]) -> dict[s
         "wall_ms": elapsed * 1000,
         "cpu_ms": max(0.0, cpu_ms - ahead_ms),
         "memory_peak_bytes": peak_bytes,
-        **collected,
+        **sent,
     }
 
 
-def _collected(
+def collected(
     loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], copied: Any, deadline: float
 ) -> dict[str, object]:
     """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
@@ -328,19 +328,34 @@ def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
 def ready_child(config: Mapping[str, Any]) -> children.Child:
     """Fork a process for a job that has not arrived yet."""
 
-    def work(order: Mapping[str, Any]) -> children.Task:
-        for name, value in order["environment"].items():
-            os.environ[name] = value
-        task: children.Task = _module(order["kind"]).run
-        return task
-
     def ahead() -> None:
         _confine(config)
-        python.elsewhere = config["elsewhere"]
-        # A little program touches the memory that any other needs: later the program would wait for it.
-        python.warm_up()
+        _touch(config)
 
-    return children.fork(ahead, work)
+    return children.fork(ahead, _task)
+
+
+def live(config: Mapping[str, Any], wait: Callable[[], dict[str, Any]]) -> NoReturn:
+    """Be the process for a job, which ``wait`` returns, after process 1 in C has confined it."""
+
+    def ahead() -> None:
+        write_only.open_without_reading()
+        _touch(config)
+
+    children.live(lambda: None, ahead, wait, _task)
+
+
+def _touch(config: Mapping[str, Any]) -> None:
+    python.elsewhere = config["elsewhere"]
+    # A little program touches the memory that any other needs: later the program would wait for it.
+    python.warm_up()
+
+
+def _task(order: Mapping[str, Any]) -> children.Task:
+    for name, value in order["environment"].items():
+        os.environ[name] = value
+    task: children.Task = _module(order["kind"]).run
+    return task
 
 
 def _module(kind: str) -> Any:

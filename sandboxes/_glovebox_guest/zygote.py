@@ -16,13 +16,16 @@ import os
 import sys
 from array import array
 
-from _glovebox_guest import jsontext, kernel, measure, work
+from _glovebox_guest import jsontext, kernel, measure, process_1, work
 from _glovebox_guest.jobs import python
 from _glovebox_guest.loop import Loop
 from _glovebox_guest.main import require_first, serve, take_wire
+from _glovebox_guest.program import child as children
 from _glovebox_guest.stdlib import Any, NoReturn, signal, socket
 from _glovebox_guest.wire import Wire
 
+_FAILED = 70
+"""EX_SOFTWARE: no status that process 1 expects of a helper."""
 _ORDER_BYTES = 4096
 _ORDER_DESCRIPTORS = 8
 """Wire, standard error, and a file for each of at most four control groups."""
@@ -55,6 +58,8 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 def main() -> None:
     """Import, report ``ready``, and fork once for every order until the host closes the socket."""
     require_first()
+    # It was for this process alone, not for what programs start.
+    os.environ.pop("LD_BIND_NOW", None)
     config = jsontext.loads(sys.argv[-1])
     sys.path.extend(config["path"])
     # bwrap leaves open descriptors that it waited on.
@@ -66,8 +71,31 @@ def main() -> None:
     # Forks are not waited for: the host sees their end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     work.warm_up()
+    _import_ahead(orders, config["preload"])
+    for _ in range(_REHEARSALS):
+        _rehearse({**config, "output": "", "overlay": [], "proxy": False})
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.collect()
+    forks = None
+    if config["zygote"]["process_1"]:
+        forks = process_1.keep(config)
+        # Its program's process finds all as it has to be.
+        children.settle()
+    _kept = _filled()
+    _collapse()
+    orders.sendall(jsontext.dumps({"namespaces": measure.namespaces()}))
+    if forks is None:
+        _fork_for_each(orders, own, config)
+    elif (told := forks(orders.fileno())) is not None:
+        orders.detach()
+        _resume(told, config)
+
+
+def _import_ahead(orders: socket.socket, names: list[str]) -> None:
+    """Import what programs need, or say why it cannot be, and exit."""
     side_by_side: list[bytes] = []
-    if config["preload"]:
+    if names:
         # Both run in every fork: their objects lie best among those that forks use.
         import logging
         import random
@@ -75,7 +103,7 @@ def main() -> None:
         del logging, random
         side_by_side = _arenas()
     try:
-        for name in config["preload"]:
+        for name in names:
             __import__(name)
     except BaseException as problem:  # noqa: BLE001 - a module's own code; the host says what it was
         _say(orders.fileno(), problem, f"{name}: ")
@@ -86,14 +114,10 @@ def main() -> None:
     gc.freeze()
     # The attribute cache is full of the modules' names: a fork would write to each whose place another takes.
     getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # noqa: SLF001 - called the former since Python 3.13
-    for _ in range(_REHEARSALS):
-        _rehearse({**config, "output": "", "overlay": [], "proxy": False})
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    gc.collect()
-    _kept = _filled()
-    _collapse()
-    orders.sendall(jsontext.dumps({"namespaces": measure.namespaces()}))
+
+
+def _fork_for_each(orders: socket.socket, own: int, config: dict[str, Any]) -> None:
+    """Fork a guest in Python for every order, until the host closes the socket. process_1.c does the same in C."""
     while True:
         order, descriptors = _next(orders)
         if not order:
@@ -111,6 +135,17 @@ def main() -> None:
             _say(descriptors[1], problem)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _resume(told: dict[str, int], config: dict[str, Any]) -> NoReturn:
+    """Be a process of a sandbox whose process 1 runs C only. Never returns."""
+    try:
+        reseed()
+        process_1.resume(told, config)
+    except BaseException as problem:  # noqa: BLE001 - it must never return into the zygote's loop
+        _say(2, problem)
+    finally:
+        os._exit(_FAILED)
 
 
 def _rehearse(config: dict[str, Any]) -> None:
@@ -263,11 +298,14 @@ def reseed() -> None:
 
     Python's ``random`` does so by itself after a fork. The hash seed and the addresses stay the same.
     """
+    modules = {"_ssl", "numpy.random", "multiprocessing.process"} & sys.modules.keys()
+    if not modules:
+        return
     seed = os.urandom(32)
-    if "_ssl" in sys.modules:
+    if "_ssl" in modules:
         # OpenSSL detects a fork by another process number, and here both are 1.
         sys.modules["_ssl"].RAND_add(seed, float(len(seed)))
-    if "numpy.random" in sys.modules:
+    if "numpy.random" in modules:
         sys.modules["numpy.random"].seed()
-    if "multiprocessing.process" in sys.modules:
+    if "multiprocessing.process" in modules:
         sys.modules["multiprocessing.process"].current_process().authkey = seed

@@ -18,6 +18,7 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.seccomp import cases as calls
 from glovebox_sandboxes.seccomp.cases import SyscallCase
 from glovebox_server.settings import Settings
@@ -29,8 +30,8 @@ CALLS = calls.load_cases(platform.machine())
 RULES = tuple({case.rule: case for case in CALLS}.values())
 #: Each driver, and some in other ways than their own first one.
 #: "rlimits": bubblewrap as on a host that lets it make no control groups, which is most people's own machine.
-#: "forked": bubblewrap's sandboxes as calls get them that find one prepared.
-BUBBLEWRAP = ("rlimits", "forked", "forked-rlimits")
+#: "forked": bubblewrap's sandboxes as calls get them that find one prepared; "python", where process 1 could be C.
+BUBBLEWRAP = ("rlimits", "forked", "forked-rlimits", "forked-python")
 DRIVERS = [
     *(pytest.param(name, marks=pytest.mark.driver(name)) for name in registry.NAMES),
     *(pytest.param(name, marks=pytest.mark.driver("bubblewrap")) for name in BUBBLEWRAP),
@@ -73,6 +74,10 @@ def subject(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPo
         words = request.param.split("-")
         if "rlimits" in words:
             patch.setattr(cgroup, "detect", lambda _: None)
+        if "python" in words:
+            if why := guest_tree.process_1()[1]:
+                pytest.skip(f"then it is in Python anyway: {why}")
+            patch.setattr(guest_tree, "process_1", lambda: ("", ""))
         name = request.param if request.param in registry.NAMES else "bubblewrap"
         found = portal.call(available.get, name)
         if "forked" not in words:

@@ -17,6 +17,7 @@ from tests.fixtures.zygotes import answer, inside, outcome_of, zygote
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.session import connection
 from glovebox_sandboxes.session.connection import host_namespaces
 
@@ -58,6 +59,16 @@ def workspace(tmp_path: Path) -> Path:
     found.chmod(0o755)
     (found / "used.py").write_text(USED)
     return found
+
+
+@pytest.fixture(autouse=True, params=["c", "python"])
+def process_1(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What process 1 is: C, as where it was built, or Python."""
+    if request.param == "python":
+        monkeypatch.setattr(guest_tree, "process_1", lambda: ("", ""))
+    elif why := guest_tree.process_1()[1]:
+        pytest.skip(why)
+    return str(request.param)
 
 
 @pytest.fixture(params=["groups", "rlimits"])
@@ -326,19 +337,27 @@ def _sharing(flag: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("before", "told"),
+    ("before", "line", "told"),
     [
-        ("pass", ""),
-        ("zygote.kernel.drop_capabilities = lambda: None", "capabilities"),
-        (_sharing(0x2000_0000), "mount(proc at /proc)"),
-        ("zygote.serve = (lambda serve: lambda config: serve({**config, 'filter': ''}))(zygote.serve)", "seccomp"),
-        (_sharing(0x4000_0000), "Operation not permitted"),
-        (_sharing(0x0800_0000), "ipc"),
+        ("pass", "", ""),
+        ("zygote.kernel.drop_capabilities = lambda: None", "    drop_capabilities();\n", "capabilities"),
+        (_sharing(0x2000_0000), "CLONE_NEWPID | ", "/proc"),
+        (
+            "zygote.serve = (lambda serve: lambda config: serve({**config, 'filter': ''}))(zygote.serve)",
+            '    require(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &plan.filter, 0, 0) == 0, "PR_SET_SECCOMP");\n',
+            "seccomp",
+        ),
+        (_sharing(0x4000_0000), "CLONE_NEWNET | ", "Operation not permitted"),
+        (_sharing(0x0800_0000), "CLONE_NEWIPC | ", "ipc"),
     ],
     ids=["nothing", "capabilities", "pid", "filter", "net", "ipc"],
 )
-async def test_what_a_zygote_leaves_out_is_found_in_every_fork(workspace: Path, before: str, told: str) -> None:
+async def test_what_a_zygote_leaves_out_is_found_in_every_fork(
+    workspace: Path, before: str, line: str, told: str, process_1: str
+) -> None:
     """A fork is measured like any other sandbox: from inside, and by the host. The control is one with all of it."""
+    if process_1 == "c":
+        before = zygotes.without(line, workspace)
     async with zygote(workspace, before=before) as forks, forks.source.open() as sandbox:
         try:
             differences = (await connection.attest(sandbox, forks.plan)).attestation.differences

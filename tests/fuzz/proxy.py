@@ -98,7 +98,7 @@ class _Loop(Loop):
 
     def hear(self, frames: bytes) -> None:
         """Take what the host says."""
-        self._take(frames)
+        self.take(frames)
 
 
 class _Proxy(Proxy):

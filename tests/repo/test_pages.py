@@ -36,10 +36,12 @@ def test_every_make_target_in_a_page_exists() -> None:
 
 
 def test_the_map_of_the_code_names_what_exists() -> None:
-    """Each row of "Where to look" has a file and a function or class that is defined there."""
+    """Each row of "Where to look" has a file and a function or class that is defined there, in Python or C."""
     rows = _PLACE.findall((ROOT / "docs/internals/design.md").read_text())
     assert len(rows) >= 10
-    defined = {(path, name) for path, name in rows if re.search(rf"(?:def|class) {name}\b", (ROOT / path).read_text())}
+    definition = r"(?:def|class) {0}\b|^static [a-z ]+ {0}\("
+    texts = {path: (ROOT / path).read_text() for path, _ in rows}
+    defined = {(path, name) for path, name in rows if re.search(definition.format(name), texts[path], re.MULTILINE)}
     assert set(rows) - defined == set()
 
 

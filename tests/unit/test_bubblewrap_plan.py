@@ -31,8 +31,9 @@ def plan(spec: SandboxSpec = SPEC) -> Plan:
 
 def test_the_plan_is_exactly_the_golden_one() -> None:
     found = json.loads(json.dumps(plan().action))
-    # Of the policy's content, which changes with it.
+    # Of the policy's content, which changes with it; and of process 1, where it was built.
     found.pop("seccomp")
+    assert found.pop("process_1") == guest_tree.process_1()[0]
     zygote = found.pop("zygote")
     argv = found["argv"]
     wall, inside = argv.index("--") + 1, argv[argv.index("--") + 1 :]

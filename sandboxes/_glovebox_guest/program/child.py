@@ -19,7 +19,7 @@ from os import write as _write
 
 from _glovebox_guest.kernel import prctl, read, write
 from _glovebox_guest.program.emit import Emit
-from _glovebox_guest.stdlib import Any, Callable, Mapping, TypeAlias, signal
+from _glovebox_guest.stdlib import Any, Callable, Mapping, NoReturn, TypeAlias, signal
 
 Task: TypeAlias = "Callable[[Mapping[str, Any], Emit], int | None]"
 
@@ -31,9 +31,9 @@ _every_signal = signal.valid_signals
 
 RESULT = 3
 """Descriptor of the result pipe in the child."""
-_DONE = 4
+DONE = 4
 """Descriptor that reports the end of the task; a program that writes to it ends as by ``os._exit``."""
-_ORDER = 5
+ORDER = 5
 """Descriptor the child waits on; closed before the program starts."""
 _READ = 1024 * 1024
 _LINKS = 10_000
@@ -96,25 +96,7 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
     ours, theirs = zip(*(os.pipe() for _ in range(4)), strict=True)
     pid = os.fork()
     if pid == 0:
-        status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
-        try:
-            _become_child(orders, theirs)
-            ahead()
-            wanted = _wait(_ORDER)
-            _limit(wanted["limits"])
-            task = work(wanted)
-            own, place = getpid(), fstat(_DONE)
-            status = task(wanted["payload"], Emit(RESULT)) or 0
-            # A program may have forked, and this may be the fork.
-            if getpid() == own:
-                _say(status, place)
-        except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
-            import traceback
-
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            _exit(status)
+        live(lambda: _become_child(orders, theirs), ahead, _wait, work)
     for descriptor in (orders, *theirs):
         os.close(descriptor)
     for descriptor in ours:
@@ -123,17 +105,45 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
     return Child(pid, order, ours)
 
 
+def live(
+    begin: Callable[[], object],
+    ahead: Callable[[], object],
+    wait: Callable[[], dict[str, Any]],
+    work: Callable[[dict[str, Any]], Task],
+) -> NoReturn:
+    """Be the child: ``wait`` returns the order. It never returns into the guest's own code."""
+    status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
+    try:
+        begin()
+        ahead()
+        wanted = wait()
+        _limit(wanted["limits"])
+        task = work(wanted)
+        own, place = getpid(), fstat(DONE)
+        status = task(wanted["payload"], Emit(RESULT)) or 0
+        # A program may have forked, and this may be the fork.
+        if getpid() == own:
+            _say(status, place)
+    except BaseException:  # noqa: BLE001 - it must never return
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        _exit(status)
+
+
 def _say(status: int, place: os.stat_result) -> None:
     """Report the end of the task, and wait to be killed by the guest, once it has read this process's usage.
 
     So the call does not wait for the kernel to free memory. A late guest sees the end of the process instead.
     """
     try:
-        found = fstat(_DONE)
+        found = fstat(DONE)
         # The program may have opened something else under the number.
         if (found.st_dev, found.st_ino) != (place.st_dev, place.st_ino):
             return
-        _write(_DONE, bytes([status]))
+        _write(DONE, bytes([status]))
     except OSError:
         return
     # Signals, of an alarm for instance, must not change the reported status.
@@ -141,12 +151,12 @@ def _say(status: int, place: os.stat_result) -> None:
     _wait_for_signal((), _END_SECONDS)
 
 
-def _wait(order: int) -> dict[str, Any]:
+def _wait() -> dict[str, Any]:
     """Return the complete order. If the guest ends first, so does this process."""
     parts = []
-    while part := os.read(order, _READ):
+    while part := os.read(ORDER, _READ):
         parts.append(part)
-    os.close(order)
+    os.close(ORDER)
     wanted: dict[str, Any] = marshal.loads(b"".join(parts))  # noqa: S302 - from the guest, before anything else ran here
     return wanted
 
@@ -154,11 +164,20 @@ def _wait(order: int) -> dict[str, Any]:
 def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     os.setsid()
     # First away from 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ORDER + 1) for descriptor in (*pipes, order)]
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, ORDER + 1) for descriptor in (*pipes, order)]
     null = os.open("/dev/null", os.O_RDONLY)
     for target, source in enumerate([null, *high]):
         os.dup2(source, target, inheritable=target <= 2)
-    os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(ORDER + 1, os.sysconf("SC_OPEN_MAX"))
+    settle()
+    # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
+    prctl("PR_SET_DUMPABLE", 1)
+    # In a shortage of memory the kernel kills the program, not the guest that has to report it.
+    write("/proc/self/oom_score_adj", "1000")
+
+
+def settle() -> None:
+    """Take a program's standard streams and the usual handlers of signals."""
     prepare()
     sys.__dict__.update(streams)
     signal.set_wakeup_fd(-1)
@@ -167,10 +186,6 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     # The interpreter's default, see PyConfig.install_signal_handlers: a write fails with EPIPE.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
-    prctl("PR_SET_DUMPABLE", 1)
-    # In a shortage of memory the kernel kills the program, not the guest that has to report it.
-    write("/proc/self/oom_score_adj", "1000")
 
 
 def _limit(limits: dict[str, int]) -> None:

@@ -125,6 +125,7 @@ def made_with(driver: Driver, plan: Plan) -> dict[str, str]:
         "runtime_declared": action.get("runtime"),
         "image": action.get("Image"),
         "seccomp": action.get("seccomp"),
+        "process_1": action.get("process_1"),
     }
     return {name: value for name, value in parts.items() if value}
 

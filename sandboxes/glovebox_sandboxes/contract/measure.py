@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from _glovebox_guest.measure import told
 from glovebox_sandboxes.contract.errors import SandboxError
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
@@ -87,6 +88,14 @@ _OWN = frozenset({"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgrou
 _OWN_PLACES = ("/dev", "/proc", "/sys")
 
 
+def raw(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the measurement in a ``ready`` message, not checked yet; raise SandboxError if there is none."""
+    try:
+        return told(body)
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        raise _no_measurement(repr(problem)) from None
+
+
 def parse(body: Mapping[str, Any]) -> Measured:
     """Return the checked body of a ``ready`` message; raise SandboxError if it is not a measurement."""
     try:
@@ -94,9 +103,12 @@ def parse(body: Mapping[str, Any]) -> Measured:
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        fix = "Run `glovebox setup`: guest and server may be of different versions."
-        what = "Reading the guest's measurement of its isolation"
-        raise SandboxError(what, f"{where}: {first['msg']}", fix) from None
+        raise _no_measurement(f"{where}: {first['msg']}") from None
+
+
+def _no_measurement(reason: str) -> SandboxError:
+    fix = "Run `glovebox setup`: guest and server may be of different versions."
+    return SandboxError("Reading the guest's measurement of its isolation", reason, fix)
 
 
 def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:

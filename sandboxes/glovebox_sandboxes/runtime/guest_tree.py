@@ -1,8 +1,10 @@
 """The guest as files: the content of ``/guest`` in every sandbox, for every driver."""
 
+import ctypes
 import functools
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,21 @@ import _glovebox_guest
 from glovebox_sandboxes.contract.base import GUEST, INPUT, ORIGINAL, OUTPUT, PACKAGES, WORKSPACE, SandboxSpec
 
 _PACKAGE = Path(_glovebox_guest.__file__).parent
+PROCESS_1 = _PACKAGE / "process_1" / f"process_1.{platform.machine()}.so"
+"""Process 1 in C. Without it, all guests are in Python."""
+
+
+@functools.cache
+def process_1() -> tuple[str, str]:
+    """Return the digest of process 1 in C, if it was built for this machine and can be loaded; else "" and why not."""
+    try:
+        # By the C library of this Python, of which the sandboxes' one is a copy.
+        ctypes.CDLL(str(PROCESS_1))
+        return "sha256:" + hashlib.sha256(PROCESS_1.read_bytes()).hexdigest(), ""
+    except OSError as problem:
+        return "", str(
+            problem
+        ) if PROCESS_1.exists() else "it was not built: install a C compiler, and run `make setup`"
 
 
 @functools.cache
@@ -20,7 +37,7 @@ def files() -> Mapping[str, bytes]:
         # A mount point, hidden while in use.
         f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n"
     }
-    for path in sorted(_PACKAGE.rglob("*.py")):
+    for path in sorted((*_PACKAGE.rglob("*.py"), *[PROCESS_1] * bool(process_1()[0]))):
         found[f"{_PACKAGE.name}/{path.relative_to(_PACKAGE)}"] = path.read_bytes()
     return found
 
@@ -30,6 +47,11 @@ def digest() -> str:
     """Return ``sha256:…`` over names and contents of this server's guest."""
     summary = {name: hashlib.sha256(content).hexdigest() for name, content in files().items()}
     return "sha256:" + hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
+
+
+def process_1_for(spec: SandboxSpec) -> str:
+    """Return the digest of process 1 in C if prepared sandboxes of this spec have it, empty if theirs is in Python."""
+    return "" if spec.overlay or spec.network == "egress" else process_1()[0]
 
 
 def write(directory: Path) -> None:

@@ -18,7 +18,7 @@ from _glovebox_guest.measure import namespace_number
 from glovebox_sandboxes.contract.attestation import Attestation, compare, describe
 from glovebox_sandboxes.contract.base import Plan, Sandbox
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, parse
+from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, parse, raw
 from glovebox_sandboxes.plural import printable
 
 READY_SECONDS = 30.0
@@ -236,7 +236,7 @@ class GuestConnection:
     async def ready(self) -> Measured:
         """Wait for the guest's measurement. Raises SandboxError if it is none, anyio.EndOfStream if the guest ends."""
         _, _, said = await self._next()  # the codec lets nothing else come first
-        return parse(said["body"])
+        return parse(raw(said["body"]))
 
     async def run(
         self, job: Mapping[str, Any], inputs: Sequence[Input], feeds: Feeds, accept: Accept, serve: Serve | None

@@ -15,6 +15,7 @@ from anyio.from_thread import BlockingPortal
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.base import Driver, Plan, Source
 from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.measure import raw
 from glovebox_sandboxes.host.fork import Fork
 from glovebox_sandboxes.host.process import read_words
 from glovebox_sandboxes.session.connection import READY_SECONDS, host_namespaces, job_failed
@@ -129,5 +130,4 @@ def _wait_until_ready(fork: Fork) -> dict[str, Any]:
         raise job_failed(f"it broke the wire's protocol: {problem}") from None
     except TimeoutError:
         raise job_failed(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
-    body: dict[str, Any] = event[2]["body"]
-    return body
+    return raw(event[2]["body"])

@@ -67,6 +67,7 @@ class Bubblewrap(wall.Walled):
                 "cgroup": self._settings(spec.limits),
                 "seccomp": seccomp.digest(),
                 "runtime": runtime.digest,
+                "process_1": guest_tree.process_1_for(spec),
             },
             expected=boundary.expected(
                 spec,
@@ -107,6 +108,9 @@ class Bubblewrap(wall.Walled):
         argv += ["--clearenv"]
         for key, value in guest_tree.ENVIRONMENT.items():
             argv += ["--setenv", key, value]
+        if zygote:
+            # Else each fork looks up the functions that the zygote has not called, and writes them down; see ld.so(8).
+            argv += ["--setenv", "LD_BIND_NOW", "1"]
         argv += ["--seccomp", "{seccomp}", "--"]
         argv += guest_tree.command(
             runtime.python,
@@ -115,7 +119,7 @@ class Bubblewrap(wall.Walled):
             elsewhere=runtime.elsewhere,
             own_filter=self._filter() if zygote else b"",
             program_filter=seccomp.for_programs(process_1=False, children=not self._counted),
-            zygote={"tmpfs": list(own.items())} if zygote else None,
+            zygote={"tmpfs": list(own.items()), "process_1": bool(guest_tree.process_1_for(spec))} if zygote else None,
         )
         return tuple(argv)
 

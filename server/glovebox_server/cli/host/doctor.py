@@ -28,6 +28,7 @@ from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
+from glovebox_sandboxes.runtime import guest_tree
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
@@ -162,11 +163,18 @@ def _show_host(found: Sequence[Capabilities]) -> None:
         told = [("level", each.level), ("version", each.version)]
         if each.usable:
             told.append(("limits by", mechanisms({name: by for name, by in each.limits.items() if by != "none"})))
+        if each.driver == "bubblewrap":
+            told.append(("process 1", f"of prepared sandboxes is in {_language()}"))
         for missing in each.missing:
             told += [("missing", missing.what), ("", f"→ {missing.fix}")]
         out.print()
         _block(each.driver, "usable" if each.usable else "not usable", *told)
     out.print()
+
+
+def _language() -> str:
+    digest, why = guest_tree.process_1()
+    return f"C ({digest[:19]})" if digest else f"Python: {why}"
 
 
 def _block(title: str, verdict: str, *rows: tuple[str, str]) -> None:
