@@ -1,6 +1,6 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick check bench secrets fuzz mutate soak compare compat bundle clean
+.PHONY: help setup demo test test-quick check bench secrets fuzz mutate soak compare compat wheel bundle clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
@@ -53,6 +53,7 @@ soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVE
 	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap) \
 		--start $(or $(START),cold)
 	@.venv/bin/python -m tests.soak.stops --stops 100 --driver $(or $(DRIVER),bubblewrap)
+	@PROCESS_1_CASES=2000000 .venv/bin/python -m pytest -q --timeout 1800 tests/unit/test_process_1.py
 	@.venv/bin/python -m pytest -q --kills 200 --timeout 1800 -k kill \
 		tests/unit/test_budget_kills.py tests/unit/test_promotions.py tests/unit/test_promotion_patches.py tests/escape/test_lifecycle.py
 
@@ -66,10 +67,15 @@ compat: ## Run CPython's own tests in a sandbox and on the host, into docs/inter
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.compat.compat $(COMPAT)
 
+wheel: ## Pack dist/*.whl with process 1 in C for x86-64 and ARM64, the same bytes on every machine (ziglang builds it)
+	@scripts/bootstrap check
+	@scripts/wheel
+
 bundle: ## Pack dist/*.mcpb, which clients install by opening it (needs npm)
 	@scripts/bootstrap check
 	@.venv/bin/python scripts/bundle.py
 
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
-	rm -rf .venv .venv-fuzz .fuzz .venv-mutate .mutate .compare .compat .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	rm -rf .venv .venv-fuzz .venv-wheel .fuzz .venv-mutate .mutate .compare .compat .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	rm -f sandboxes/_glovebox_guest/process_1/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
