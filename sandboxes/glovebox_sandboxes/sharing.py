@@ -1,4 +1,4 @@
-"""Schedule fair turns by an opaque key for each payer, and defer work until no call runs. No I/O.
+"""Schedule fair turns by an opaque key for each payer. No I/O.
 
 ``FairLimiter`` gives the next turn to one of the waiters. Rule 1: never more than ``most`` turns at one time. Rule 2:
 the next turn goes to the key with the fewest; of several, to the one that has waited longest since its last. Rule 3:
@@ -7,13 +7,12 @@ one key come in order; one with a bound has its turn only if its key then has no
 it the key gets no more. Rule 5: no turn stays free that rules 3 and 4 give to a waiter.
 
 Rule 3 is the dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998, doi:10.1109/90.664262): a lone key
-leaves a part free without knowing of others, and each newcomer gets most of what is left. Without ``IdleGate`` a call
-waits for work on other sandboxes: ``print(1)`` takes 13 ms where a bare interpreter takes 11.
+leaves a part free without knowing of others, and each newcomer gets most of what is left.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 import anyio.lowlevel
@@ -21,10 +20,10 @@ import anyio.lowlevel
 SHARE = 3
 """A lone key gets three turns of four: of 16, twelve keep two or more processors busy, and four are free at once for
 others. A second key gets three of those, a third one, and later ones wait for a turn that ends."""
-DEFER_SECONDS = 0.02
-"""Longest that work is deferred for calls under way."""
-ANSWER_SECONDS = 0.002
-"""After a call, so that its answer is written before deferred work begins."""
+
+
+Granted = Callable[[], None]
+"""Called when a waiter has its turn."""
 
 
 class FairLimiter:
@@ -36,7 +35,7 @@ class FairLimiter:
         self._shared = shared
         self._turns: dict[str, list[int | None]] = {}
         """Bounds of the turns that each key has: waiting keys may be many, and are all compared at each grant."""
-        self._waiting: dict[str, deque[tuple[anyio.Event, int | None]]] = {}
+        self._waiting: dict[str, deque[tuple[Granted, int | None]]] = {}
         """Waiters, each with its bound, in the order in which keys with equally many turns are served."""
 
     @asynccontextmanager
@@ -56,7 +55,7 @@ class FairLimiter:
     async def acquire(self, key: str, bound: int | None = None) -> None:
         """Wait for a turn, which the caller releases; ``bound``: how many the key may have with this one."""
         granted = anyio.Event()
-        self.ask(key, granted, bound)
+        self.ask(key, granted.set, bound)
         if granted.is_set():
             return
         try:
@@ -65,17 +64,17 @@ class FairLimiter:
             if granted.is_set():
                 self.release(key, bound)
             else:
-                self.withdraw(key, granted)
+                self.withdraw(key, granted.set)
             raise
 
-    def ask(self, key: str, granted: anyio.Event, bound: int | None = None) -> None:
-        """Queue a waiter, whose event is set when it has its turn: perhaps now."""
+    def ask(self, key: str, granted: Granted, bound: int | None = None) -> None:
+        """Queue a waiter, which is called when it has its turn: perhaps now."""
         self._waiting.setdefault(key, deque()).append((granted, bound))
         self._grant()
 
-    def withdraw(self, key: str, granted: anyio.Event) -> None:
+    def withdraw(self, key: str, granted: Granted) -> None:
         """Remove a waiter that has no turn yet; later ones may get one then."""
-        self._waiting[key] = deque(entry for entry in self._waiting[key] if entry[0] is not granted)
+        self._waiting[key] = deque(entry for entry in self._waiting[key] if entry[0] != granted)
         if not self._waiting[key]:
             del self._waiting[key]
         self._grant()
@@ -98,7 +97,7 @@ class FairLimiter:
             if waiters:
                 self._waiting[key] = waiters
             self._turns.setdefault(key, []).append(bound)
-            granted.set()
+            granted()
 
     def _taken(self, key: str) -> int:
         return len(self._turns.get(key, ()))
@@ -130,35 +129,3 @@ def weigh_all(running: dict[_Weighed, int]) -> None:
         if parts != before:
             sandbox.weigh(parts)
             running[sandbox] = parts
-
-
-class IdleGate:
-    """A gate that defers refill and teardown until no call runs: they share its event loop and interpreter."""
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._changed = anyio.Event()
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Count one call during the block."""
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self.notify()
-
-    def notify(self) -> None:
-        """Have those who wait for idleness check again."""
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def wait_until_idle(self, urgent: Callable[[], bool]) -> None:
-        """Wait until no call runs, ``urgent`` holds, or ``DEFER_SECONDS`` are over."""
-        with anyio.move_on_after(DEFER_SECONDS):
-            while self._running and not urgent():
-                await self._changed.wait()
-            if not urgent():
-                with anyio.move_on_after(ANSWER_SECONDS):
-                    await self._changed.wait()

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -27,12 +27,11 @@ from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import server_id
-from glovebox_sandboxes.pool import pool as pools
-from glovebox_sandboxes.pool.pool import SandboxProvider
-from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS, PoolEvent
+from glovebox_sandboxes.pool.pool import Pool, SandboxProvider
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.worker.client import WorkerClient
 from glovebox_sandboxes.worker.messages import Message
+from glovebox_sandboxes.worker.queue import IDLE_SECONDS
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
@@ -142,13 +141,11 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 
 @asynccontextmanager
-async def opened(
-    settings: Settings, transport: str, *, prewarm: bool = True, worker: bool = False
-) -> AsyncIterator[App]:
+async def opened(settings: Settings, transport: str, *, worker: bool = False) -> AsyncIterator[App]:
     """Open a server's parts for the length of the block; the stack takes them down in reverse.
 
     ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible. With ``worker``, a
-    process of its own prepares sandboxes.
+    process of its own prepares sandboxes: not worth it for a single call.
 
     Raises:
         ProfileError: A profile or the policy is invalid, or the environment it names is not built.
@@ -160,16 +157,16 @@ async def opened(
     """
     app = _read(settings, transport)
     async with AsyncExitStack() as stack:
-        tasks, watch = await _open_parts(app, stack, prewarm=prewarm, worker=worker)
+        tasks, watch = await _open_parts(app, stack, worker=worker)
         try:
-            await _begin(app, tasks, watch, prewarm=prewarm)
+            await _begin(app, tasks, watch, worker=worker)
             yield app
         finally:
             tasks.cancel_scope.cancel()
             app.guards.hiding.close()
 
 
-async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool, worker: bool) -> tuple[TaskGroup, Watch]:
+async def _open_parts(app: App, stack: AsyncExitStack, *, worker: bool) -> tuple[TaskGroup, Watch]:
     settings, state, policy, enter = app.settings, app.settings.state_dir, app.in_force, stack.enter_async_context
     shared = app.transport == "http"
     audit = app.audit = await enter(AuditLog.open(state / "audit", app.server_id, rotation(settings, app.signer)))
@@ -180,14 +177,15 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool, worker:
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
     client = WorkerClient(state, settings.data_dir, partial(_tell, app), shared=shared) if worker else None
-    pool = await enter(pools.open_pool(partial(_record, audit), SandboxDescriber(), shared=shared, worker=client))
+    if client is not None:
+        stack.callback(client.close)
     await enter(_on_record(app))
     await enter(app.refusals.recorded(audit))
     tasks = app.tasks = await enter(anyio.create_task_group())
-    sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
+    sandboxes = SandboxProvider(drivers=drivers, pool=Pool(SandboxDescriber(), shared=shared, worker=client))
     guards = app.guards = GuardSet(
         rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
-        admission=Admission(pool.call, shared=shared), sandboxes=sandboxes, artifacts=app.artifacts,
+        admission=Admission(shared=shared), sandboxes=sandboxes, artifacts=app.artifacts,
         stops=stops, approvals=approvals, budgets=budgets, watch=watch,
         credentials=CredentialCache(tasks), proposals=partial(_proposals, app),
     )  # fmt: skip
@@ -223,7 +221,7 @@ def _read(settings: Settings, transport: str) -> App:
     )  # fmt: skip
 
 
-async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, prewarm: bool) -> None:
+async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, worker: bool) -> None:
     """Record what is in effect, and start what runs beside calls."""
     settings, profiles, audit = app.settings, app.profiles, app.audit
     for tool, profile in profiles.items():
@@ -238,7 +236,7 @@ async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, prewarm: bool) -> 
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)
         await check_preloads(profiles, app.broker.sandboxes, settings.state_dir)
     tasks.start_soon(_sweep, app.artifacts)
-    if prewarm:
+    if worker:
         tasks.start_soon(prepare_in_force, app.in_force, app.guards)
         tasks.start_soon(prepare_masked, app.in_force, app.guards)
 
@@ -349,10 +347,10 @@ async def _sweep(store: ArtifactStore) -> None:
 def _tell(app: App, message: Message) -> None:
     """Record a change of the worker's sandboxes."""
     told = {name: message[name] for name in ("what", "driver", "ready", "most", "reason")}
-    app.tasks.start_soon(_record, app.audit, PoolEvent(plan_digest=message["plan"], **told))
+    app.tasks.start_soon(_record, app.audit, PoolChanged(plan_digest=message["plan"], **told))
 
 
-async def _record(audit: AuditLog, event: PoolEvent) -> None:
+async def _record(audit: AuditLog, event: PoolChanged) -> None:
     # Calls write the records they need themselves, and report failures of the log there.
     with suppress(AuditError):
-        await audit.append(PoolChanged(**asdict(event)))
+        await audit.append(event)

@@ -84,7 +84,7 @@ def write(place: Path, files: dict[str, str]) -> None:
 
 @asynccontextmanager
 async def served(
-    tmp_path: Path, driver: str, files: str = "read", *, start: str = "cold", prewarm: bool = False
+    tmp_path: Path, driver: str, files: str = "read", *, start: str = "cold", worker: bool = False
 ) -> AsyncIterator[App]:
     """A server whose programs see a workspace."""
     own = tmp_path / "profiles"
@@ -93,7 +93,7 @@ async def served(
     more = f'[python]\nstart = "{start}"\n[files]\nworkspace = "{files}"'
     (own / "run_python.toml").write_text(text.replace("[network]", f"{more}\noutput = true\n{REVEAL}"))
     settings = Settings(workspace=tmp_path / "workspace", profiles_dir=own, state_dir=tmp_path / "state")
-    async with apps.opened(settings, "cli", prewarm=prewarm) as app:
+    async with apps.opened(settings, "cli", worker=worker) as app:
         yield app
 
 
@@ -271,7 +271,7 @@ async def test_sixty_saves_beside_programs_that_read_show_nothing(tmp_path: Path
                 ended["well"] += not result.failed
             assert MARK not in heard.text
 
-    async with served(tmp_path, "bubblewrap", start="warm", prewarm=True) as app, anyio.create_task_group() as tasks:
+    async with served(tmp_path, "bubblewrap", start="warm", worker=True) as app, anyio.create_task_group() as tasks:
         tasks.start_soon(save)
         for _ in range(2):
             tasks.start_soon(call, app)

@@ -57,7 +57,7 @@ async def test_six_calls_with_the_largest_input_do_not_swell_the_server(tmp_path
     (tmp_path / "none").mkdir()
     results: list[CallResult] = []
     settings = Settings(workspace=workspace, profiles_dir=tmp_path / "none", state_dir=tmp_path / "state")
-    async with apps.opened(settings, "cli", prewarm=False) as app:
+    async with apps.opened(settings, "cli") as app:
         made = await submitted(app, "run_python", {"code": WRITE})
         (large,) = made.structured["artifacts"]
         assert large["bytes"] == MAX_INPUT_BYTES

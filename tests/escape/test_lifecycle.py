@@ -22,6 +22,7 @@ import pytest
 from tests.fixtures import leftovers
 from tests.fixtures.brokered import DRIVERS, profile, submitted
 from tests.fixtures.leftovers import until
+from tests.fixtures.workers import forks, workers
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Record, new_call_id
@@ -30,6 +31,7 @@ from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup, process
+from glovebox_sandboxes.worker import client
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.settings import Settings
@@ -181,7 +183,7 @@ async def test_sigterm_of_a_server_ends_its_calls(driver: str, tmp_path: Path) -
         process.send_signal(signal.SIGTERM)
         with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
             assert await process.wait() == 0
-    assert not leftovers.of_sandbox(started)
+    await until(lambda: not leftovers.of_sandbox(started), 1)
     await until(lambda: not leftovers.alive(family), 1)
     assert not leftovers.groups(process.pid)
     assert not leftovers.containers(process.pid)
@@ -207,8 +209,7 @@ async def test_cancel_kills_the_sandbox_within_a_second(driver: str, tmp_path: P
         assert _ends(settings, call_id) == ["call.cancelled"]
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "rlimits"])
+@pytest.mark.parametrize(("start", "grouped"), [("cold", True), ("cold", False), ("warm", True)])
 @pytest.mark.driver("bubblewrap")
 async def test_nobody_in_a_sandbox_is_asked_to_end(
     start: str, grouped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans: None
@@ -217,17 +218,21 @@ async def test_nobody_in_a_sandbox_is_asked_to_end(
 
     And it is reaped, by bwrap or the zygote: not every host's process 1 would.
     """
-    monkeypatch.setattr(process, "END_SECONDS", WAITED_SECONDS)
+    for module in (process, client):
+        monkeypatch.setattr(module, "END_SECONDS", WAITED_SECONDS)
     if not grouped:
         monkeypatch.setattr(cgroup, "detect", lambda _: None)
     settings = _directories(tmp_path, "bubblewrap")
     text = profile("run_python", "bubblewrap") + f'[python]\nstart = "{start}"\n'
     (settings.profiles_dir / "run_python.toml").write_text(text)
-    async with _server(settings) as app:
-        queues = app.broker.sandboxes.pool._queues
+    async with _server(settings, worker=start == "warm") as app:
         await submitted(app, "run_python", {"code": "print(1)"})
-        await until(lambda: start == "cold" or any(queue.ready for queue in queues.values()))
-        ready = [each.attested.sandbox.id for queue in queues.values() for each in queue.ready]
+        ready: dict[str, int] = {}
+        while start == "warm" and _sandbox(settings) not in ready:
+            ready = forks(settings.state_dir)
+            await submitted(app, "run_python", {"code": "print(1)"})
+        await until(lambda: start == "cold" or len({*forks(settings.state_dir)} - {*ready}) > 0)
+        ready = forks(settings.state_dir)
         async with anyio.create_task_group() as tasks:
             call_id = new_call_id()
             tasks.start_soon(submitted, app, "run_python", {"code": PROGRAM}, None, call_id)
@@ -250,6 +255,11 @@ def orphans() -> Iterator[None]:
     libc.prctl(36, 1, 0, 0, 0)
     yield
     libc.prctl(36, 0, 0, 0, 0)
+
+
+def _sandbox(settings: Settings) -> str:
+    found = leftovers.records(settings.state_dir, os.getpid())
+    return str([each.data["sandbox_id"] for each in found if each.kind == "sandbox.started"][-1])
 
 
 def _zombies() -> list[str]:
@@ -325,9 +335,11 @@ async def test_a_sandbox_that_is_killed_never_looks_like_a_program_that_ended(
 
 
 @asynccontextmanager
-async def _server(settings: Settings) -> AsyncIterator[App]:
-    async with apps.opened(settings, "cli") as app:
+async def _server(settings: Settings, *, worker: bool = False) -> AsyncIterator[App]:
+    async with apps.opened(settings, "cli", worker=worker) as app:
         yield app
+    for pid in workers(settings.state_dir):
+        os.kill(pid, signal.SIGKILL)
 
 
 async def _started(settings: Settings, server: int, call_id: str = "") -> Record:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess  # noqa: TID251 - whole server processes are what is killed here
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,11 +17,10 @@ import pytest
 from tests.fixtures import leftovers, zygotes
 from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.leftovers import until
-from tests.fixtures.workers import workers
+from tests.fixtures.workers import forks, workers
 
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.settings import Settings
@@ -32,19 +31,20 @@ FOR_EVER = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """A server that has sandboxes ready."""
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    """A server that has sandboxes ready, by a worker that is ended afterwards."""
     profiles, workspace = tmp_path / "profiles", tmp_path / "workspace"
     profiles.mkdir()
     workspace.mkdir(mode=0o755)
     text = profile("run_python", "bubblewrap") + '[files]\nworkspace = "read"\n[python]\nstart = "warm"\n'
     (profiles / "run_python.toml").write_text(text)
-    return Settings(workspace=workspace, profiles_dir=profiles, state_dir=tmp_path / "state")
-
-
-def ready(app: App) -> list[str]:
-    """Ids of the sandboxes that stand ready."""
-    return [each.attested.sandbox.id for queue in app.broker.sandboxes.pool._queues.values() for each in queue.ready]
+    state = tmp_path / "state"
+    yield Settings(workspace=workspace, profiles_dir=profiles, state_dir=state)
+    for pid in workers(state):
+        family = leftovers.family(pid)
+        os.kill(pid, signal.SIGKILL)
+        with anyio.from_thread.start_blocking_portal() as portal:
+            portal.call(until, lambda family=family: not leftovers.alive(family))
 
 
 async def printed(app: App, code: str) -> str:
@@ -56,10 +56,20 @@ async def printed(app: App, code: str) -> str:
 @asynccontextmanager
 async def warm(settings: Settings) -> AsyncIterator[App]:
     """A server with something that stands ready."""
-    async with apps.opened(settings, "cli") as app:
+    async with apps.opened(settings, "cli", worker=True) as app:
         assert await printed(app, "print(1)") == "1\n"
-        await until(lambda: ready(app))
+        await one_ready(app, settings)
         yield app
+
+
+async def one_ready(app: App, settings: Settings, code: str = "print(1)") -> None:
+    """Call until a call gets one that was forked before, then wait until the next stands ready."""
+    with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
+        before: dict[str, int] = {}
+        while not before or started(settings)[-1] not in before:
+            before = forks(settings.state_dir)
+            await printed(app, code)
+    await until(lambda: [each for each in forks(settings.state_dir) if each not in started(settings)])
 
 
 def started(settings: Settings) -> list[str]:
@@ -71,14 +81,11 @@ def started(settings: Settings) -> list[str]:
 async def test_a_call_gets_one_that_stood_ready(settings: Settings) -> None:
     """And no two calls the same one, however many there are at one time."""
     async with warm(settings) as app:
-        waiting = ready(app)
-        await printed(app, "print(1)")
-        assert started(settings)[-1] in waiting
+        before = len(started(settings))
         async with anyio.create_task_group() as tasks:
             for _ in range(40):
                 tasks.start_soon(printed, app, "print(1)")
-    assert len(started(settings)) == len(set(started(settings))) == 42
-    assert zygotes.running(os.getpid()) == []
+    assert len(started(settings)) == len(set(started(settings))) == before + 40
 
 
 async def test_modules_are_imported_ahead_for_programs_that_may_want_them_alone(settings: Settings) -> None:
@@ -87,23 +94,18 @@ async def test_modules_are_imported_ahead_for_programs_that_may_want_them_alone(
     file.write_text(file.read_text() + 'preload = ["colorsys"]\n')
     there = "import sys\nprint('color' + 'sys' in sys.modules)"
     async with warm(settings) as app:
-        queues = app.broker.sandboxes.pool._queues.values()
-        await until(lambda: [len(each.ready) > 0 for each in queues] == [True, True])
-        assert len(zygotes.running(os.getpid())) == 2
+        await one_ready(app, settings, "1  # colorsys")
         assert await printed(app, there) == "False\n"
         assert await printed(app, f"{there}  # colorsys") == "True\n"
         assert await printed(app, "print(__import__('color' + 'sys').rgb_to_hsv(0, 0, 0))") == "(0.0, 0.0, 0)\n"
 
 
-@pytest.mark.parametrize("limits", ["groups", "rlimits"])
-async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
-    settings: Settings, limits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(settings: Settings) -> None:
     """SIGKILL: they fail as unavailable; the next call gets a sandbox of its own; later ones stand ready again."""
-    if limits == "rlimits":
-        monkeypatch.setattr(cgroup, "detect", lambda _: None)
     async with warm(settings) as app:
-        (first,) = zygotes.running(os.getpid())
+        (worker,) = workers(settings.state_dir)
+        (first,) = zygotes.running(worker)
+        begun = len(started(settings)) + 1
         failed: list[SandboxError] = []
 
         async def lost() -> None:
@@ -114,24 +116,15 @@ async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
         with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(lost)
-                await until(lambda: len(started(settings)) == 2)
-                await until(lambda: ready(app))
+                await until(lambda: len(started(settings)) == begun)
+                assert started(settings)[-1] in forks(settings.state_dir)
                 os.kill(first, signal.SIGKILL)
             assert failed
-            await until(lambda: not ready(app))  # the kernel ends them one after the other
+            await until(lambda: not forks(settings.state_dir))  # the kernel ends them one after the other
             assert await printed(app, "print(2)") == "2\n"
 
-        async def again() -> bool:
-            assert await printed(app, "print(3)") == "3\n"
-            return bool(ready(app))
-
-        with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
-            while not await again():  # noqa: ASYNC110 - a call is what makes it try again
-                await anyio.sleep(0.05)
-        (second,) = zygotes.running(os.getpid())
-        assert second != first
-    assert zygotes.running(os.getpid()) == []
-    await until(lambda: not leftovers.groups(os.getpid()))
+        await one_ready(app, settings, "print(3)")
+        assert zygotes.running(worker) != [first]
     kinds = leftovers.kinds(leftovers.records(settings.state_dir, os.getpid()))
     assert kinds.count("call.failed") == 1
     changes = [
@@ -156,7 +149,7 @@ async def test_a_workspace_that_was_replaced_is_not_what_a_call_sees(settings: S
         for _ in range(6):
             seen.append(await printed(app, look))
             with anyio.move_on_after(2):
-                await until(lambda: ready(app))
+                await one_ready(app, settings, look)
         assert seen == ["['new']\n"] * 6
 
 

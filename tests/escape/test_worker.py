@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from glovebox_sandboxes.worker.messages import Message, Reader, encode
 from glovebox_sandboxes.worker.tables import SharedTable
 from glovebox_server.settings import Settings
 
-pytestmark = pytest.mark.driver("bubblewrap")
+every = pytest.mark.parametrize("name", [pytest.param(each, marks=pytest.mark.driver(each)) for each in registry.NAMES])
+only = pytest.mark.driver("bubblewrap")
 
 Change = Callable[[Message], Message | None]
 """Returns what a server hears in place of a message; None for nothing."""
@@ -85,9 +86,11 @@ class Scene:
     async def _waits(self) -> None:
         self.waited += 1
 
-    def lease(self) -> AbstractAsyncContextManager[AttestedSandbox | None]:
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[AttestedSandbox | None]:
         """Ask for a sandbox."""
-        return self.worker.lease(self.driver, self.plan, "key", self._waits)
+        async with self.worker.lease(self.driver, self.plan, "key", self._waits) as found:
+            yield found.sandbox
 
     async def printed(self, code: str = "print(1)") -> str | None:
         """What a program prints in a sandbox of the worker's; None if there was none."""
@@ -107,11 +110,11 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(state: Path) -> AsyncIterator[Scene]:
+async def scene(state: Path, name: str = "bubblewrap") -> AsyncIterator[Scene]:
     """A client of a worker that is ended afterwards."""
     settings = Settings()
     async with registry.opened(settings.data_dir, "g1-1") as drivers:
-        driver = await drivers.get("bubblewrap")
+        driver = await drivers.get(name)
         plan = driver.plan(SandboxSpec(limits=LIMITS, output=True))
         worker = WorkerClient(state, settings.data_dir, lambda _: None, shared=False)
         try:
@@ -129,24 +132,45 @@ def told() -> Iterator[list[Any]]:
         yield found
 
 
-async def test_a_sandbox_is_leased_to_one_call_and_ended(tmp_path: Path) -> None:
+@every
+async def test_a_sandbox_is_leased_to_one_call_and_ended(tmp_path: Path, name: str) -> None:
     """The control: each call has another, measured; of all that ran nothing is left, and others are ready."""
-    async with scene(tmp_path) as here:
-        await here.ready()
-        before, ids = here.waited, []
-        for _ in range(3):
+    async with scene(tmp_path, name) as here:
+        ids: list[str] = []
+        while len(ids) < 3:
             async with here.lease() as leased:
-                assert leased is not None
-                ids.append(leased.sandbox.id)
-                assert leased.attestation.differences == ()
-                assert leased.measured.namespaces["pid"] != host_namespaces()["pid"]
-                assert (await outcome_of(leased, "print(1)")).stdout.text == "1\n"
+                if leased is not None:
+                    ids.append(leased.sandbox.id)
+                    assert leased.attestation.differences == ()
+                    assert (await outcome_of(leased, "print(1)")).stdout.text == "1\n"
+            await anyio.sleep(0.01)
         assert len({*ids}) == 3
-        assert here.waited - before <= 3
         await until(lambda: not any(list(Path("/sys/fs/cgroup").glob(f"*/glovebox/*/{each}")) for each in ids))
-        async with scene(tmp_path) as other:  # another server of the state directory
-            assert await other.printed() == "1\n"
+        async with scene(tmp_path, name) as other:  # another server of the state directory
+            await other.ready()
             assert len(workers(tmp_path)) == 1
+
+
+@every
+async def test_what_a_killed_program_used_is_told(tmp_path: Path, name: str) -> None:
+    """By the server's own reading, or the worker's: its end, its time, and what it printed."""
+    async with scene(tmp_path, name) as here:
+        here.plan = here.driver.plan(replace(here.plan.spec, limits=replace(LIMITS, wall_seconds=1)))
+        await here.ready()
+        found = None
+        while found is None:
+            async with here.lease() as leased:
+                if leased is not None:
+                    found = await outcome_of(leased, "print(1, flush=True)\nwhile True: pass")
+                    await leased.sandbox.kill()
+                    facts, namespaces = await leased.sandbox.stats(), leased.measured.namespaces
+            await anyio.sleep(0.01)
+        assert (found.ended, found.stdout.text, found.usage.cpu_from) == ("timed_out", "1\n", "group")
+        assert found.usage.cpu_ms is not None
+        assert found.usage.cpu_ms > 0
+        assert facts.out_of_memory is False
+        assert facts.memory_peak_bytes is not None
+        assert not processes(namespaces)
 
 
 def _forged(message: Message, **body: Any) -> Message:
@@ -188,6 +212,7 @@ LIES: dict[str, tuple[Change, str]] = {
 }
 
 
+@only
 @pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_worker_that_lies_has_nothing_run(
@@ -208,6 +233,7 @@ async def test_a_worker_that_lies_has_nothing_run(
             await here.thrice()
 
 
+@only
 async def test_a_plan_that_the_worker_does_not_make_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Any]
 ) -> None:
@@ -219,6 +245,7 @@ async def test_a_plan_that_the_worker_does_not_make_is_not_asked_for_again(
     assert [each["reason"] for each in told] == ["its worker makes another plan of it"]
 
 
+@only
 async def test_a_plan_that_the_worker_has_forgotten_is_prepared_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +265,7 @@ async def test_a_plan_that_the_worker_has_forgotten_is_prepared_again(
     assert heard.count("prepared") == 2
 
 
+@only
 async def test_a_measurement_that_is_not_as_planned_is_found_by_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +285,7 @@ async def test_a_measurement_that_is_not_as_planned_is_found_by_the_server(
             await here.ready()
 
 
+@only
 @pytest.mark.parametrize("stopped", [True, False], ids=["hangs", "says nothing"])
 async def test_a_call_ends_though_its_worker_does_not_confirm_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Any], stopped: bool
@@ -285,6 +314,7 @@ async def test_a_call_ends_though_its_worker_does_not_confirm_it(
     ]
 
 
+@only
 @pytest.mark.parametrize("job", [False, True], ids=["before the job", "after it"])
 async def test_a_worker_that_vanishes_takes_its_sandboxes_along_and_another_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: bool

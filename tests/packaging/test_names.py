@@ -13,7 +13,7 @@ from tests.fixtures.zygotes import answer
 from tests.repo.files import ROOT
 
 from glovebox_sandboxes.conformance.case import LIMITS
-from glovebox_sandboxes.contract.base import WORKSPACE, Driver, Mount, Plan, Sandbox, SandboxSpec
+from glovebox_sandboxes.contract.base import WORKSPACE, Driver, Mount, OpenSandbox, Plan, SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.session import connection
 from glovebox_server.settings import Settings
@@ -101,13 +101,13 @@ print(json.dumps({{
 
 
 @asynccontextmanager
-async def _cold(driver: Driver, plan: Plan) -> AsyncIterator[Sandbox]:
+async def _cold(driver: Driver, plan: Plan) -> AsyncIterator[OpenSandbox]:
     async with driver.open(plan) as sandbox:
         yield sandbox
 
 
 @asynccontextmanager
-async def _warm(driver: Driver, plan: Plan) -> AsyncIterator[Sandbox]:
+async def _warm(driver: Driver, plan: Plan) -> AsyncIterator[OpenSandbox]:
     async with driver.source(plan) as source, source.open() as sandbox:
         yield sandbox
 

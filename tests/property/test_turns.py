@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -35,7 +34,7 @@ class Hall:
         if what == "ask":
             one = (key, len(self.waiters) + 1)
             self.waiting.append(one)
-            self.waiters[one] = SimpleNamespace(set=partial(self.granted, one))
+            self.waiters[one] = partial(self.granted, one)
             self.turns.ask(key, self.waiters[one], self.bound(one))
         elif what == "release" and self.running:
             over = self.running.pop(which % len(self.running))
@@ -140,7 +139,7 @@ def test_many_who_wait_cost_little() -> None:
     turns._within_bounds = compared = Mock(wraps=turns._within_bounds)
     served: list[int] = []
     for number in range(3000):
-        turns.ask(f"key{number}", SimpleNamespace(set=partial(served.append, number)))
+        turns.ask(f"key{number}", partial(served.append, number))
     assert served == list(range(16))
     assert compared.call_count == 16
     for number in range(16):

@@ -40,7 +40,7 @@ from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 from glovebox_sandboxes.drivers.registry import NAMES
-from glovebox_sandboxes.pool.ready_queue import MOST_READY
+from glovebox_sandboxes.worker.queue import MOST_READY
 
 ROOT = Path(__file__).parents[2]
 BATCH = 50  # calls between two looks at an idle server

@@ -208,7 +208,7 @@ async def test_a_server_keeps_them_and_a_single_call_does_not(tmp_path: Path, tr
     places: dict[str, Any] = {f"{name}_dir": tmp_path / name for name in ("state", "data", "profiles")}
     settings = Settings(**places, audit_anchor=f"file:{place}")
     (tmp_path / "profiles").mkdir()
-    async with opened(settings, transport, prewarm=False):
+    async with opened(settings, transport):
         if transport == "http":
             kept = await until(place, 1)
             assert verify(tmp_path / "state" / "audit", anchors=kept).ok

@@ -22,14 +22,13 @@ from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.attestation import made_with
-from glovebox_sandboxes.contract.base import GUEST_UID, Capabilities, Plan, SandboxSpec, SandboxStats, Source
+from glovebox_sandboxes.contract.base import GUEST_UID, Capabilities, Plan, SandboxSpec, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.host.host_view import HostView, unseen
-from glovebox_sandboxes.pool import pool as pools
-from glovebox_sandboxes.pool.pool import SandboxProvider
-from glovebox_sandboxes.pool.ready_queue import PoolEvent
-from glovebox_sandboxes.session.connection import host_namespaces
+from glovebox_sandboxes.pool.pool import Pool, SandboxProvider
+from glovebox_sandboxes.session.connection import attest, host_namespaces
+from glovebox_sandboxes.worker.client import CallLease
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import CallResult, Principal
@@ -143,12 +142,6 @@ class Driver:
             await channel.aclose()
             self.live -= 1
 
-    @asynccontextmanager
-    async def source(self, plan: Plan) -> AsyncIterator[Source]:
-        if not self.prepares:
-            raise SandboxError("Preparing", "this test wants them cold", "")
-        yield Source(open=lambda: self.open(plan), bytes_each=1)
-
     class Sandbox(Weightless):
         def __init__(self, driver: "Driver", channel: Channel, name: str) -> None:
             self.id = name
@@ -181,12 +174,38 @@ class Driver:
             return SandboxStats()
 
 
+class Worker:
+    """A worker that has a sandbox ready of every plan but those that are new to it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.plans: list[Plan] = []
+        self.started = 0
+
+    @asynccontextmanager
+    async def lease(
+        self, driver: Driver, plan: Plan, _key: str, waits: Any, _bound: int | None
+    ) -> AsyncIterator[CallLease]:
+        """Lease one, or leave it to the call."""
+        if plan not in self.plans or not driver.prepares:
+            await waits()
+            self.plans += [plan]
+            yield CallLease(None, self._start)
+            return
+        async with driver.open(plan) as sandbox:
+            yield CallLease(await attest(cast("Any", sandbox), plan), self._start)
+
+    def _start(self) -> None:
+        self.started += 1
+
+
 @dataclass
 class Scene:
     broker: Broker
     guards: GuardSet
     audit: Recorder
     driver: Driver
+    worker: Worker
 
     def guarded(self, **changes: Any) -> "Scene":
         guards = replace(self.guards, **changes)
@@ -197,41 +216,23 @@ class Scene:
         return await self.broker.submit(who, "run_python", given, Heard(), call_id="c_" + "0" * 26)
 
 
-@asynccontextmanager
-async def a_pool() -> AsyncIterator[pools.Pool]:
-    """A pool in a task of its own: a fixture begins and ends in two."""
-    ready: asyncio.Future[pools.Pool] = asyncio.get_running_loop().create_future()
-    over = asyncio.Event()
-
-    async def ignore(_event: PoolEvent) -> None:
-        return None
-
-    async def hold() -> None:
-        async with pools.open_pool(ignore, SandboxDescriber()) as pool:
-            ready.set_result(pool)
-            await over.wait()
-
-    holding = asyncio.ensure_future(hold())
-    yield await ready
-    over.set()
-    await holding
-
-
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     """A broker over the shipped profiles, a real artifact store and pool, and everything else in memory."""
     audit, driver = Recorder(), Driver(measured={**MEASURED, "namespaces": {"net": host_namespaces()["net"] + 1}})
-    async with a_store(tmp_path / "artifacts") as store, a_pool() as pool:
+    worker = Worker(driver)
+    async with a_store(tmp_path / "artifacts") as store:
+        pool = Pool(SandboxDescriber(), worker=cast("Any", worker))
         rights = Rights(profiles=load([SHIPPED], check_example=check_example), workspace=None)
         sandboxes = SandboxProvider(drivers=cast("Any", driver), pool=pool)
         guards = GuardSet(
-            rights_of=lambda _: rights, admission=Admission(pool.call), sandboxes=sandboxes, artifacts=store,
+            rights_of=lambda _: rights, admission=Admission(), sandboxes=sandboxes, artifacts=store,
             credentials=cast("Any", None),
         )  # fmt: skip
         receipts = ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s")
         journal = CallJournal(receipts=receipts, forms_of=guards.forms_of)
         broker = Broker(tools=TOOLS, guards=guards, sandboxes=sandboxes, artifacts=store, journal=journal)
-        yield Scene(broker=broker, guards=guards, audit=audit, driver=driver)
+        yield Scene(broker=broker, guards=guards, audit=audit, driver=driver, worker=worker)
     assert driver.live == 0
 
 
@@ -242,18 +243,6 @@ async def test_a_call_from_decision_to_result(scene: Scene) -> None:
     assert scene.audit.kinds() == ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
     assert [each["name"] for each in result.structured["artifacts"]] == ["a.txt"]
     assert (scene.driver.opened, scene.driver.live) == (1, 0)
-
-
-async def settled(scene: Scene) -> None:
-    """Everything that waits is in its queue, and nothing else is alive."""
-    for _ in range(1000):
-        queues = scene.broker.sandboxes.pool._queues.values()
-        waiting = sum(len(queue.ready) for queue in queues)
-        filled = [queue.missing(0) <= 0 for queue in queues]
-        if scene.driver.live == waiting and all(filled) and not any(q._supply and q._supply.preparing for q in queues):
-            return
-        await anyio.lowlevel.checkpoint()
-    pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")
 
 
 async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene: Scene) -> None:
@@ -269,30 +258,27 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
         # One disk write where a sandbox stood ready; before one is waited for or started, the decision's own.
         ready = number > 0
         assert scene.audit.writes[0] == ["call.decided", "sandbox.started"][: 1 + ready]
-        await settled(scene)
-        assert scene.driver.live > 0
         scene.audit.writes.clear()
     assert len(set(ids)) == 3
 
 
-async def test_a_call_alone_has_nothing_prepared_and_a_program_without_modules_its_own_queue(scene: Scene) -> None:
+async def test_a_call_alone_asks_no_worker_and_a_program_without_modules_for_another_plan(scene: Scene) -> None:
     scene.driver.prepares = True
-    alone = scene.guarded(sandboxes=replace(scene.broker.sandboxes, prewarm=False))
+    alone = scene.guarded(sandboxes=replace(scene.broker.sandboxes, pool=Pool(SandboxDescriber())))
     await alone.call(code="import pandas")
-    assert scene.broker.sandboxes.pool._queues == {}
+    assert scene.worker.plans == []
     assert [plan.spec.preload for plan in scene.driver.plans] == [()]
-    scene.driver.prepares = True
-    queues = scene.broker.sandboxes.pool._queues
     for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
         await scene.call(code=code)
-        assert [bool(queue.plan.spec.preload) for queue in queues.values()] == kinds
+        assert [bool(plan.spec.preload) for plan in scene.worker.plans] == kinds
+    assert scene.worker.started == 2
+    assert [bool(plan.spec.preload) for plan in scene.driver.plans] == [False] * 3
 
 
 async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scene: Scene) -> None:
     """Whether it is there is not known, so it is not written again; if it is, the call is lost."""
     scene.driver.prepares = True
     await scene.call()
-    await settled(scene)
     scene.audit.fails = "sandbox.started"
     scene.audit.writes.clear()
     with pytest.raises(AuditError):
@@ -324,13 +310,8 @@ async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_pa
 
     for steps in range(3000):
         scene.audit.events.clear()
-        if prepared:
-            await settled(scene)
         cancelled = await cancelled_after(steps)
-        if prepared:
-            await settled(scene)
-        else:
-            assert scene.driver.live == 0
+        assert scene.driver.live == 0
         kinds = scene.audit.kinds()
         # What did not get as far as its decision has no record; everything else has exactly one last word.
         assert len(scene.audit.last_words()) == (1 if kinds else 0), (steps, kinds)

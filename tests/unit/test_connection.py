@@ -13,6 +13,7 @@ from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.measure import parse
 from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, StreamSink, whole
 from glovebox_sandboxes.session.run import HeadAndTail
 
@@ -465,7 +466,7 @@ async def test_what_is_no_measurement_is_refused(body: dict[str, Any]) -> None:
 
     async with linked(script) as link:
         with pytest.raises(SandboxError, match="measurement of its isolation"):
-            await link.ready()
+            parse(await link.ready())
 
 
 def captured(limit: int, *chunks: bytes) -> tuple[str, int, int]:

@@ -70,7 +70,7 @@ class Scene:
         settings = Settings(profiles_dir=self.profiles, state_dir=state, data_dir=data, **given)
 
         async def once() -> None:
-            async with opened(settings, "cli", prewarm=False) as app:
+            async with opened(settings, "cli") as app:
                 before = app.in_force.now.digest
                 self.replace(self.policy, "tools = [", 'tools = ["run_python", ')
                 for _ in range(2):

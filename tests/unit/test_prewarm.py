@@ -11,7 +11,7 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.base import SandboxSpec
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.pool.pool import SandboxProvider
-from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
+from glovebox_sandboxes.worker.queue import IDLE_SECONDS
 from glovebox_server import startup
 from glovebox_server.app import check_example, prepare_in_force, prepare_masked
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights, same_rights

@@ -356,7 +356,7 @@ async def test_a_server_puts_back_what_was_interrupted_before_it_serves(
     with transaction.locked(place.state):
         promotions.recover(settings)
         assert [each.state for each in place.promotions] == ["moving"]
-    async with apps.opened(settings, "http", prewarm=False):
+    async with apps.opened(settings, "http"):
         assert held(place.folder) == BEFORE
     kinds = [json.loads(line)["kind"] for line in log_lines(place.state / "audit")]
     assert kinds[:2] == ["promotion.rolled_back", "server.started"]

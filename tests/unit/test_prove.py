@@ -54,7 +54,7 @@ class Dummy:
     @asynccontextmanager
     async def source(self, _plan: Plan) -> AsyncIterator[Source]:
         """Of sandboxes that nobody opens."""
-        yield Source(open=lambda: pytest.fail("opened"), bytes_each=1, quick=self._quick)
+        yield Source(open=lambda: pytest.fail("opened"), bytes_each=1, make=list if self._quick else None)
 
 
 def a_case(identity: str, **more: object) -> Case:

@@ -187,7 +187,7 @@ async def test_the_attack_that_the_rule_is_against(places: Path, monkeypatch: py
     for guarded in (True, False):
         if not guarded:
             monkeypatch.setattr(workspace, "objection", lambda *_: "")
-        async with apps.opened(settings(places), "cli", prewarm=False) as app:
+        async with apps.opened(settings(places), "cli") as app:
             ran = await submitted(app, "run_python", {"code": "import os\nos.path.isdir('/workspace/.ssh')"})
             listed = await submitted(app, "list_workspace_files", {})
             seen.append((ran.structured["value"], (listed.structured.get("refused") or {}).get("rule")))

@@ -252,7 +252,7 @@ async def has_another_way(driver: Driver) -> bool:
     """Return whether prepared sandboxes are made in another way than those started for a call."""
     try:
         async with driver.source(driver.plan(SandboxSpec(limits=LIMITS))) as source:
-            return source.quick
+            return source.make is not None
     except SandboxError:
         # Then every claim is asked all the same, and fails for this reason.
         return True

@@ -182,9 +182,6 @@ class Sandbox(Protocol):
     def channel(self) -> ByteStream:
         """Return the guest's standard input and output."""
 
-    async def host_view(self) -> HostView:
-        """Return the host's measurements once the guest is ready; ``outside.unseen`` if it sees nothing."""
-
     def cpu_seconds(self) -> float | None:
         """Return the processor time of all its processes so far, by the host's kernel; None if it is not counted."""
 
@@ -198,17 +195,26 @@ class Sandbox(Protocol):
         """Return the host's observations so far; complete once the sandbox is dead."""
 
 
+class OpenSandbox(Sandbox, Protocol):
+    """One that this process has opened."""
+
+    async def host_view(self) -> HostView:
+        """Return the host's measurements once the guest is ready; ``outside.unseen`` if it sees nothing."""
+
+    def hand_over(self) -> dict[str, int]:
+        """Return descriptors for a process that runs a job in it: see ``host.process.hand_over``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A source of prepared sandboxes of one plan."""
 
-    open: Callable[[], AbstractAsyncContextManager[Sandbox]]
+    open: Callable[[], AbstractAsyncContextManager[OpenSandbox]]
     """Open a prepared sandbox, as ``Driver.open``."""
     bytes_each: int
     make: Callable[[], Any] | None = None
-    """Make a ``host.fork.Fork`` in blocking code, for its caller to end. Raises SandboxError."""
-    quick: bool = False
-    """``open`` is quicker here than the driver's own; else it starts every sandbox from nothing, as for a call."""
+    """Make a ``host.fork.Fork`` in blocking code, for its caller to end, more quickly than the driver opens a sandbox.
+    None if every sandbox is started from nothing, as for a call. Raises SandboxError."""
 
 
 class Driver(Protocol):
@@ -217,10 +223,6 @@ class Driver(Protocol):
     @property
     def name(self) -> str:
         """Return its name in profiles."""
-
-    @property
-    def forks(self) -> bool:
-        """Return whether a worker prepares its sandboxes: its sources ``make`` them."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -232,8 +234,11 @@ class Driver(Protocol):
         Raises UnsupportedSpecError: some field cannot be enforced here. Never enforced partly, never downgraded.
         """
 
-    def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, plan: Plan) -> AbstractAsyncContextManager[OpenSandbox]:
         """Start a sandbox. However the context is left, nothing of the sandbox remains. Raises SandboxError."""
+
+    def adopt(self, stream: ByteStream) -> ByteStream:
+        """Return the channel of a sandbox that another process opened, by the stream that it has handed over."""
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """Provide prepared sandboxes for the length of the block; all of them must be closed before it ends.

@@ -20,7 +20,7 @@ from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.process import END_SECONDS, START_SECONDS, read_words, seal_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Fork:
     """A sandbox that a zygote forked."""
 
@@ -33,6 +33,19 @@ class Fork:
     detail: int
     """A memory file with its standard error."""
     zygote: host_view.ZygoteView
+
+    @property
+    def counters(self) -> dict[str, str]:
+        """See ``GroupFiles.counters``."""
+        return self.group.counters()
+
+    def hand_over(self) -> dict[str, int]:
+        """Return descriptors for the call that gets it, by name; they stay ours."""
+        return {"wire": self.wire.fileno(), "pidfd": self.pidfd, "detail": self.detail}
+
+    def weigh(self, parts: int) -> None:
+        """See ``Sandbox.weigh``."""
+        self.group.weigh(parts)
 
     def look(self) -> host_view.HostView:
         """Return the host's view of its first process."""

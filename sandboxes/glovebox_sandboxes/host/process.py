@@ -26,12 +26,12 @@ from typing import TypeVar
 
 import anyio.abc
 import anyio.to_thread
-from anyio.abc import UNIXSocketStream
+from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
 from _glovebox_guest.kernel import prctl
 from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.host import host_view
-from glovebox_sandboxes.host.cgroup import Cgroup
+from glovebox_sandboxes.host.cgroup import Cgroup, GroupFiles
 from glovebox_sandboxes.host.identity import unprivileged
 from glovebox_sandboxes.host.staging import Stage
 
@@ -102,6 +102,10 @@ class ProcessSandbox:
             return host_view.unseen("bwrap's child cannot be found in /proc", compared)
         return replace(host_view.look(first, compared), zygote=self._zygote)
 
+    def hand_over(self) -> dict[str, int]:
+        """See ``OpenSandbox.hand_over``."""
+        return hand_over(self.channel, self._first, self._group)
+
     def _first(self) -> int | None:
         return self._process.pid if self._zygote else host_view.only_child(self._process.pid)
 
@@ -133,6 +137,23 @@ class ProcessSandbox:
         """See ``Sandbox.stats``."""
         words = read_words(self._detail)[-2000:]
         return replace(self._group.stats() or SandboxStats(), detail=words)
+
+
+def hand_over(channel: ByteStream, first: Callable[[], int | None], group: GroupFiles) -> dict[str, int]:
+    """Return descriptors by name: the ``wire``, and as far as they are seen, first process (``pidfd``) and ``time``.
+
+    ``first`` returns the number of its first process if that is certain, now.
+    """
+    handed = {"wire": os.dup(channel.extra(SocketAttribute.raw_socket).fileno())}  # noqa: S610 - not Django's
+    pid = first()
+    with suppress(ProcessLookupError, PermissionError):
+        if pid is not None:
+            handed["pidfd"] = os.pidfd_open(pid)
+            if first() != pid:  # it has ended, and its number may be another's
+                os.close(handed.pop("pidfd"))
+    if (place := group.counters().get("time")) is not None:
+        handed["time"] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    return handed
 
 
 def seal_size(descriptor: int) -> None:

@@ -1,34 +1,28 @@
 """Provide each call with an attested sandbox: choose driver, ready or started now, with or without modules.
 
-``SandboxProvider`` decides these three. ``Pool`` prepares sandboxes ahead of their calls: each is attested while it
-waits, used once, and then gone. There is one queue for each plan in use. Plans that differ only in what is preloaded
-are kept and cleared together. Demand decides how many are ready in a queue, below a capacity that follows the host's
-memory. What cannot be prepared is started for its call, as without a pool. Nothing of the server here.
+``SandboxProvider`` decides these three. ``Pool`` leases what the worker has ready, and starts what it has not. Nothing
+of the server here.
 """
 
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import anyio
 from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.registry import Drivers, Waits
-from glovebox_sandboxes.pool.ready_queue import PoolEvent, ReadyQueue, Workshop
-from glovebox_sandboxes.session.connection import AttestedSandbox
+from glovebox_sandboxes.session.connection import AttestedSandbox, attest
 from glovebox_sandboxes.sharing import FairLimiter, weigh_all
 from glovebox_sandboxes.worker.client import WorkerClient
 
-MOST_QUEUES = 64
-"""Above this, queues with outdated masks are forgotten."""
 MOST_STARTING = 2 * (os.cpu_count() or 1)
-"""Sandboxes being started at one time, for the pool and for calls: more would only be slower."""
+"""Sandboxes being started at one time: more would only be slower."""
 MOST_CHOICES = 256
 """Cached choices of driver and plans: two for each profile and set of masks."""
 MAX_SCANNED = 16 * 1024
@@ -38,7 +32,6 @@ _STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+(
 _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
 """Names that run other code, or make objects of modules that the text does not name."""
 
-Tell = Callable[[PoolEvent], Awaitable[None]]
 Choice = tuple[tuple[str, ...], SandboxSpec, bool]
 
 
@@ -69,118 +62,67 @@ class ProcessorShares:
 
 
 class Pool:
-    """Prepared sandboxes of one server. Open it with ``open_pool``."""
+    """Sandboxes of one server: the worker's if there is one, else its own."""
 
-    def __init__(self, workshop: Workshop, worker: WorkerClient | None = None) -> None:
-        self.workshop = workshop
-        self._worker = worker
-        self._queues: dict[tuple[str, str], ReadyQueue] = {}
+    def __init__(
+        self,
+        describe: Callable[[Driver, AttestedSandbox], object] = lambda *_: None,
+        *,
+        shared: bool = False,
+        worker: WorkerClient | None = None,
+    ) -> None:
+        """Set it up; ``describe`` returns ``AttestedSandbox.record``, and if ``shared``, calls have several keys."""
+        self._describe, self._worker = describe, worker
+        self._starts = FairLimiter(MOST_STARTING, shared=shared)
         self._processor = ProcessorShares()
-
-    def call(self) -> AbstractContextManager[None]:
-        """Count a call from before its sandbox to its result: refill and teardown are deferred."""
-        return self.workshop.gate.call()
 
     @asynccontextmanager
     async def take(
-        self, driver: Driver, plan: Plan, cold: Plan, *, key: str = "", waits: Waits = checkpoint
+        self,
+        driver: Driver,
+        plan: Plan,
+        cold: Plan,
+        *,
+        key: str = "",
+        bound: int | None = None,
+        waits: Waits = checkpoint,
     ) -> AsyncIterator[AttestedSandbox]:
         """Provide an attested sandbox for one call: one that is ready, else one that is started now by ``cold``.
 
-        Calls of one ``key`` share its part. ``waits`` is called if none is ready, before waiting for one or starting
-        one; perhaps more than once. Raises SandboxError if it could not be started, or did not get ready.
+        Calls of one ``key`` share its part, ``bound`` of them at most. ``waits`` is called if none is ready, before
+        waiting for one or starting one; perhaps more than once. Raises SandboxError if it could not be started, or did
+        not get ready.
         """
-        if self._worker is not None and driver.forks:
-            async with self._worker.lease(driver, plan, key, waits) as attested:
-                if attested is not None:
-                    attested.link.pause = partial(self._processor.loop.pause, key)
-                    yield replace(attested, record=self.workshop.describe(driver, attested))
-                    return
+        if self._worker is None:
             await waits()
             async with self.start(driver, cold, key) as attested:
                 yield attested
             return
-        queue = self.prepare(driver, plan)
-        with queue.in_use(key):
-            leased = await queue.lease(key, waits)
-            if leased is None:
+        async with self._worker.lease(driver, plan, key, waits, bound) as lease:
+            if lease.sandbox is None:
+                await waits()
                 async with self.start(driver, cold, key) as attested:
+                    lease.started()
                     yield attested
                 return
-            try:
-                with self._processor.shared(key, leased.attested):
-                    yield leased.attested
-            except BaseException:
-                # A cancelled or failed call returns when its sandbox is gone; others do not wait for that.
-                await leased.abandon()
-                raise
-            leased.over.set()
+            lease.sandbox.link.pause = partial(self._processor.loop.pause, key)
+            yield replace(lease.sandbox, record=self._describe(driver, lease.sandbox))
 
     @asynccontextmanager
     async def start(self, driver: Driver, plan: Plan, key: str = "") -> AsyncIterator[AttestedSandbox]:
         """Start an attested sandbox for one call of this key. Raises SandboxError if it does not get ready."""
         async with AsyncExitStack() as stack:
-            async with self.workshop.starts.turn(key):
-                sandbox = await stack.enter_async_context(driver.open(plan))
-                attested = await self.workshop.attest(sandbox, driver, plan)
+            async with self._starts.turn(key):
+                attested = await attest(await stack.enter_async_context(driver.open(plan)), plan)
+                attested = replace(attested, record=self._describe(driver, attested))
             with self._processor.shared(key, attested):
                 yield attested
 
     async def keep(self, driver: Driver, plan: Plan) -> None:
         """Keep sandboxes of a plan ready while they are used; one that cannot be prepared is started for its call."""
-        if self._worker is None or not driver.forks:
-            self.prepare(driver, plan)
-            return
-        with suppress(SandboxError):  # its calls report it
-            await self._worker.prepare(driver, plan)
-
-    def prepare(self, driver: Driver, plan: Plan) -> ReadyQueue:
-        """Return the queue of a plan, refilled from now on as long as it is used, and its siblings with it."""
-        key = (driver.name, plan.digest)
-        queue = self._queues.get(key)
-        if queue is None or queue.driver is not driver:
-            self._retire(plan)
-            spec = plan.spec.without_preload()
-            alike = (each for each in self._queues.values() if each.plan.spec.without_preload() == spec)
-            siblings = next((each.siblings for each in alike if each.driver is driver), [])
-            queue = self._queues[key] = ReadyQueue(driver, plan, self.workshop, siblings)
-        for sibling in queue.siblings:
-            sibling.keep_filled()
-        return queue
-
-    def _retire(self, plan: Plan) -> None:
-        """Retire queues that differ from this plan in masks alone: those have usually changed."""
-        spec = replace(plan.spec, preload=(), masks=())
-        for key, queue in list(self._queues.items()):
-            if replace(queue.plan.spec, preload=(), masks=()) == spec and queue.plan.spec.masks != plan.spec.masks:
-                queue.retire()
-                if len(self._queues) >= MOST_QUEUES and all(sibling.idle for sibling in queue.siblings):
-                    del self._queues[key]
-
-
-@asynccontextmanager
-async def open_pool(
-    tell: Tell,
-    describe: Callable[[Driver, AttestedSandbox], object] = lambda *_: None,
-    *,
-    shared: bool = False,
-    worker: WorkerClient | None = None,
-) -> AsyncIterator[Pool]:
-    """Open a pool during the block; nothing of it is left afterwards.
-
-    ``tell`` gets each change, and ``describe`` returns ``AttestedSandbox.record`` before a call gets the sandbox.
-    If ``shared``, calls have more than one key, and each leaves something for others.
-    """
-    async with anyio.create_task_group() as tasks:
-        starts = FairLimiter(MOST_STARTING, shared=shared)
-        workshop = Workshop(tasks=tasks, describe=describe, tell=tell, starts=starts, shared=shared)
-        try:
-            yield Pool(workshop, worker)
-        finally:
-            if worker is not None:
-                worker.close()
-            tasks.cancel_scope.cancel()
-            workshop.mounted.close()
+        if self._worker is not None:
+            with suppress(SandboxError):  # its calls report it
+                await self._worker.prepare(driver, plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,18 +131,24 @@ class SandboxProvider:
 
     drivers: Drivers
     pool: Pool
-    prewarm: bool = True
-    """Prepare sandboxes ahead of calls. Not worth it for a single call."""
     _choices: dict[Choice, tuple[Driver, Plan, Plan]] = field(default_factory=dict, init=False)
 
     @asynccontextmanager
     async def acquire(
-        self, isolation: tuple[str, ...], spec: SandboxSpec, waits: Waits, *, prepared: bool, code: str | None, key: str
+        self,
+        isolation: tuple[str, ...],
+        spec: SandboxSpec,
+        waits: Waits,
+        *,
+        prepared: bool,
+        code: str | None,
+        key: str,
+        bound: int | None = None,
     ) -> AsyncIterator[AttestedSandbox]:
         """Provide a sandbox for one call of this key, gone after the block.
 
         ``isolation`` names acceptable drivers, the preferred one first. ``code`` is the program, if in Python: it may
-        need none of the modules that ``spec`` preloads.
+        need none of the modules that ``spec`` preloads. ``bound``: see ``Pool.take``.
 
         ``waits`` is awaited if none is ready, before the host is examined, or anything is waited for or started;
         perhaps more than once.
@@ -212,8 +160,8 @@ class SandboxProvider:
         preloads = bool(spec.preload) and (code is None or needs_preload(code, spec.preload))
         choice = (isolation, spec, preloads)
         driver, plan, cold = self._choices.get(choice) or await self._choose(choice, waits)
-        if self.prewarm and prepared:
-            async with self.pool.take(driver, plan, cold, key=key, waits=waits) as sandbox:
+        if prepared:
+            async with self.pool.take(driver, plan, cold, key=key, bound=bound, waits=waits) as sandbox:
                 yield sandbox
         else:
             await waits()

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from _glovebox_guest import wire
 from _glovebox_guest.measure import namespace_number
 from glovebox_sandboxes.contract.attestation import Attestation, compare, describe
-from glovebox_sandboxes.contract.base import Plan, Sandbox
+from glovebox_sandboxes.contract.base import OpenSandbox, Plan, Sandbox
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, parse, raw
 from glovebox_sandboxes.plural import printable
@@ -228,15 +228,10 @@ class GuestConnection:
                 self._sent = anyio.Event()
                 await self._channel.send(frames)
 
-    async def wait_while_quiet(self) -> None:
-        """Wait until a guest without a job has ended or sent something: it cannot be used then."""
-        with suppress(*_GONE):
-            await self._channel.receive(_READ)
-
-    async def ready(self) -> Measured:
-        """Wait for the guest's measurement. Raises SandboxError if it is none, anyio.EndOfStream if the guest ends."""
+    async def ready(self) -> Mapping[str, Any]:
+        """Return the guest's first message. Raises SandboxError if it is none, anyio.EndOfStream if the guest ends."""
         _, _, said = await self._next()  # the codec lets nothing else come first
-        return parse(raw(said["body"]))
+        return raw(said["body"])
 
     async def run(
         self, job: Mapping[str, Any], inputs: Sequence[Input], feeds: Feeds, accept: Accept, serve: Serve | None
@@ -390,7 +385,7 @@ class AttestedSandbox:
     measured: Measured
     attestation: Attestation
     record: Any = None
-    """The result of ``Pool``'s ``describe`` when it got ready."""
+    """The result of ``Pool``'s ``describe``."""
 
     def require_as_planned(self) -> None:
         """Raise SandboxError with each field of the isolation that differs from the plan."""
@@ -399,12 +394,19 @@ class AttestedSandbox:
             raise SandboxError("Proving a sandbox's isolation", reason, "Run `glovebox doctor`.")
 
 
-async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
+async def attest(sandbox: OpenSandbox, plan: Plan) -> AttestedSandbox:
     """Compare a ready guest's measurements and the host's view with the plan. Raises SandboxError if not ready."""
     link = GuestConnection(sandbox.channel)
+    measured = parse(await first_message(link, sandbox))
+    attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
+    return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
+
+
+async def first_message(link: GuestConnection, sandbox: Sandbox) -> Mapping[str, Any]:
+    """Return what the guest says when it is ready. Raises SandboxError if it does not get ready."""
     try:
         with anyio.fail_after(READY_SECONDS):
-            measured = await link.ready()
+            return await link.ready()
     except TimeoutError:
         raise job_failed(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
     except _GONE:
@@ -415,8 +417,6 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
             fix = "Run `glovebox setup`, which repairs what was damaged; if it persists, run `glovebox doctor`."
             raise SandboxError("Starting a sandbox", words, fix) from None
         raise job_failed(facts.detail or "the guest ended before it was ready") from None
-    attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
-    return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
 
 
 def _broken(reason: str) -> SandboxError:

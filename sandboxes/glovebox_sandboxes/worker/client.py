@@ -10,23 +10,23 @@ import socket
 import subprocess  # noqa: TID251 - the worker outlives this server: nothing of it is to be killed with us
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import structlog
-from anyio.abc import UNIXSocketStream
+from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
 from glovebox_sandboxes.contract.attestation import Attestation
 from glovebox_sandboxes.contract.base import Driver, Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Measured
 from glovebox_sandboxes.drivers.registry import Waits
-from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
 from glovebox_sandboxes.session.run import GRACE_SECONDS
@@ -36,6 +36,8 @@ from glovebox_sandboxes.worker.tables import Alone, SharedTable
 
 START_SECONDS = 20.0
 """For a worker to listen: half a second of imports on an idle machine."""
+TURN_SECONDS = 45.0
+"""Longest wait for a turn among the calls of all servers."""
 WAITING_SECONDS = 60.0
 """For a sandbox that a call waits for: its start and its measurement have bounds of their own."""
 ENDED_SECONDS = 1.0
@@ -44,6 +46,8 @@ RETRY_SECONDS = (0.1, 5.0)
 """Shortest and longest pause before a worker that has gone is started again."""
 _READ = 1 << 16
 _SEND_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+"""For the counts of a sandbox: the Docker Engine may need two to find out why one has ended."""
 _RECORD_SECONDS = 30.0
 """For a slow disk, between a lease and its job."""
 _COUNTER_BYTES = 4096
@@ -54,24 +58,23 @@ _log = structlog.get_logger(__name__)
 
 Answers = asyncio.Queue[tuple[Message, list[int]]]
 """From the worker, with their descriptors."""
+Looked = Awaitable[Message | None]
 
 
 class LeasedSandbox:
     """A sandbox that the worker made and will end; until then it is one call's."""
 
-    def __init__(self, name: str, wire: socket.socket, pidfd: int, detail: int, counters: dict[str, int]) -> None:
-        self.id = name
-        self.wire = wire
-        self.channel: UNIXSocketStream
-        """Over the wire."""
-        self._pidfd = pidfd
-        self._detail = detail
-        self._counters = counters
-        """The kernel's, open for reading: see ``GroupFiles.counters``."""
+    def __init__(self, name: str, channel: ByteStream, handed: dict[str, int], look: Callable[[bool], Looked]) -> None:
+        """Take over its channel, and what else was handed by name: see ``worker.source.LiveSandbox``.
 
-    async def host_view(self) -> HostView:
-        """Raise AssertionError: the worker has looked, and its table says what it saw."""
-        raise AssertionError(self.id)
+        ``look`` asks the worker for its counts, killed before if that is true.
+        """
+        self.id, self.channel = name, channel
+        self._handed = handed
+        self._look = look
+        self._outlived = "detail" in handed
+        """Its counts are read here, also after its end."""
+        self._last = SandboxStats()
 
     def weigh(self, parts: int) -> None:
         """Do nothing: the worker shares processors among all servers."""
@@ -79,11 +82,16 @@ class LeasedSandbox:
     async def kill(self) -> None:
         """Kill its first process, and with it all others, and wait until that is gone: see pid_namespaces(7)."""
         with anyio.CancelScope(shield=True):
+            if not self._outlived:
+                await self._ask(kill=True, seconds=ENDED_SECONDS)
+                self._outlived = True
             await self.channel.aclose()
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if "pidfd" not in self._handed:
+                return
+            with suppress(ProcessLookupError, PermissionError):  # a container's may be another user's
+                signal.pidfd_send_signal(self._handed["pidfd"], signal.SIGKILL)
             with anyio.move_on_after(END_SECONDS):
-                await anyio.wait_readable(self._pidfd)
+                await anyio.wait_readable(self._handed["pidfd"])
 
     def cpu_seconds(self) -> float | None:
         """See ``Sandbox.cpu_seconds``."""
@@ -94,28 +102,46 @@ class LeasedSandbox:
 
     async def stats(self) -> SandboxStats:
         """See ``Sandbox.stats``."""
+        if "detail" not in self._handed:
+            if not self._outlived:
+                await self._ask(kill=False, seconds=_LOOK_SECONDS)
+            return replace(self._last, detail=getattr(self.channel, "last_words", "") or self._last.detail)
         events, peak = self._read("events"), self._read("peak")
         over = select.poll()
-        over.register(self._pidfd, select.POLLIN)
+        over.register(self._handed["pidfd"], select.POLLIN)
         ended = over.poll(0)  # of others the last words do not matter
         return SandboxStats(
             out_of_memory="oom_kill" in events and int(events[events.index("oom_kill") + 1]) > 0,
             memory_peak_bytes=int(peak[0]) if peak else None,
             cpu_seconds=self.cpu_seconds(),
-            detail=read_words(self._detail)[-2000:] if ended else "",
+            detail=read_words(self._handed["detail"])[-2000:] if ended else "",
         )
 
     def close(self) -> None:
-        """Close the descriptors."""
-        _close([self._pidfd, self._detail, *self._counters.values()])
+        """Close the wire and all that was handed."""
+        self.channel.extra(SocketAttribute.raw_socket).close()  # noqa: S610 - not Django's; aclose costs a loop's turn
+        _close([*self._handed.values()])
+
+    async def _ask(self, *, kill: bool, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            if (found := await self._look(kill)) is not None:
+                self._last = SandboxStats(**found)
 
     def _read(self, what: str) -> list[str]:
-        if what not in self._counters:
+        if what not in self._handed:
             return []
         try:
-            return os.pread(self._counters[what], _COUNTER_BYTES, 0).decode().split()
-        except OSError:  # ENODEV: the worker has removed the group
+            return os.pread(self._handed[what], _COUNTER_BYTES, 0).decode().split()
+        except OSError:  # ENODEV: the group was removed
             return []
+
+
+@dataclass(frozen=True, slots=True)
+class CallLease:
+    """A call's sandbox, or leave to start one itself; ``started`` is called once that has started."""
+
+    sandbox: AttestedSandbox | None
+    started: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +164,6 @@ class WorkerLink:
         self.tables: dict[str, SharedTable] = {}
         self.proved: dict[tuple[str, str], _Proved] = {}
         self.prepared: set[str] = set()
-        self.strange: set[str] = set()
-        """Plans that the worker does not make."""
         self.lost = asyncio.Event()
         asyncio.get_running_loop().add_reader(link.fileno(), self._receive)
 
@@ -166,6 +190,16 @@ class WorkerLink:
             return await answers.get()
         finally:
             late.cancel()
+
+    async def look(self, lease: int, kill: bool) -> Message | None:
+        """Return the worker's counts of a sandbox, which is killed before if ``kill``."""
+        self.send({"kind": "look", "lease": lease, "kill": kill})
+        answers = self._answers[lease]
+        said, _ = await answers.get()
+        if said["kind"] != "looked":  # the connection is lost, or the lease is over
+            answers.put_nowait((said, []))
+        found: Message | None = said.get("found")
+        return found
 
     def number(self) -> int:
         """Return the number of a new lease."""
@@ -248,64 +282,59 @@ class WorkerClient:
                     link.forget(plan.digest)
                 if "what" in said:  # it was connected to other programs, or an earlier runtime
                     _log.warning("the worker prepares no sandboxes", plan=plan.digest, reason=said["reason"])
-                    link.strange.add(plan.digest)
-                else:
-                    _require(said)
+                elif said["kind"] == "lost":
+                    raise _gone("it has ended")
                 link.prepared.add(plan.digest)
             return link
 
     @asynccontextmanager
-    async def lease(self, driver: Driver, plan: Plan, key: str, waits: Waits) -> AsyncIterator[AttestedSandbox | None]:
-        """Lease a sandbox for a call during the block, or None if starting one is as quick.
+    async def lease(
+        self, driver: Driver, plan: Plan, key: str, waits: Waits, bound: int | None = None
+    ) -> AsyncIterator[CallLease]:
+        """Hold a turn for a call during the block, and a sandbox, unless starting one is as quick.
 
-        ``waits`` is awaited before anything is waited for. Raises SandboxError.
+        ``bound``: how many calls of its key may run at one time with it. ``waits`` is awaited before anything is waited
+        for. Raises SandboxError.
         """
         link = self._link
         if link is None or link.lost.is_set() or plan.digest not in link.prepared:
             await waits()
             link = await self.prepare(driver, plan)
-        if plan.digest in link.strange:
-            yield None
-            return
         number = link.number()
+        seconds = plan.spec.limits.wall_seconds + GRACE_SECONDS + _RECORD_SECONDS
         message = {"kind": "lease", "lease": number, "plan": plan.digest, "key": key}
-        answers = link.ask(
-            {**message, "seconds": plan.spec.limits.wall_seconds + GRACE_SECONDS + _RECORD_SECONDS}, number
-        )
+        answers = link.ask({**message, "seconds": seconds, "bound": bound}, number)
         sandbox: LeasedSandbox | None = None
         well = False
+
         try:
-            said, descriptors = await link.next(answers, START_SECONDS)
-            if said["kind"] == "waiting":
-                await waits()
-                said, descriptors = await link.next(answers, WAITING_SECONDS)
-            if said["kind"] == "refused" and "what" not in said:
+            said, descriptors = await _answer(link, answers, waits)
+            if said["kind"] == "refused":
                 well = True
                 if not said["known"]:
                     link.prepared.discard(plan.digest)
-                yield None
+                yield CallLease(None, partial(link.send, {"kind": "started", "lease": number}))
                 return
-            _require(said)
             try:
-                sandbox = await _taken(said, descriptors)
+                sandbox = await _taken(said, descriptors, driver, partial(link.look, number))
                 attested = self._prove(link, plan, said, sandbox)
             except (LookupError, TypeError, ValueError, AttributeError) as problem:
                 link.close()
                 raise _gone(f"it broke the protocol: {problem!r}") from problem
-            yield attested
+            yield CallLease(attested, lambda: None)
             well = True
         finally:
-            if sandbox is not None:
-                sandbox.wire.close()  # at once: the stream's own aclose costs a turn of the loop
-            link.send({"kind": "end", "lease": number})
-            try:
+            with ExitStack() as over:
+                over.callback(link.forget, number)
+                try:
+                    if sandbox is not None and not well:
+                        await sandbox.kill()
+                finally:
+                    if sandbox is not None:
+                        sandbox.close()
+                    link.send({"kind": "end", "lease": number})
                 if sandbox is not None and not well:
-                    await sandbox.kill()
                     await _confirm(answers, sandbox.id)
-            finally:
-                link.forget(number)
-                if sandbox is not None:
-                    sandbox.close()
 
     def _prove(self, link: WorkerLink, plan: Plan, said: Message, sandbox: LeasedSandbox) -> AttestedSandbox:
         """Check a leased sandbox by our own plan. Raises SandboxError."""
@@ -352,16 +381,35 @@ class WorkerClient:
         raise _gone("it is of another version, or does not answer")
 
 
-async def _taken(said: Message, descriptors: list[int]) -> LeasedSandbox:
+async def _answer(link: WorkerLink, answers: Answers, waits: Waits) -> tuple[Message, list[int]]:
+    """Return the answer to a lease: ``granted`` or ``refused``. Raises SandboxError."""
+    said, descriptors = await link.next(answers, START_SECONDS)
+    if said["kind"] == "queued":
+        await waits()
+        with anyio.move_on_after(TURN_SECONDS) as wait:
+            said, descriptors = await answers.get()
+        if wait.cancelled_caught:
+            reason = f"the calls of all servers have every turn, and none came within {TURN_SECONDS:.0f} seconds"
+            raise SandboxError("Waiting for a turn", reason, "Call again later.")
+    while said["kind"] == "waiting":
+        await waits()
+        said, descriptors = await link.next(answers, WAITING_SECONDS)
+    if said["kind"] == "lost":
+        raise _gone("it has ended")
+    return said, descriptors
+
+
+async def _taken(
+    said: Message, descriptors: list[int], driver: Driver, look: Callable[[bool], Looked]
+) -> LeasedSandbox:
     try:
-        wire, pidfd, detail, *counters = descriptors
-        named = dict(zip(said["counters"], counters, strict=True))
+        handed = dict(zip(said["handed"], descriptors, strict=True))
+        wire = socket.socket(fileno=handed.pop("wire"))
     except (ValueError, LookupError, TypeError):
         _close(descriptors)
         raise
-    sandbox = LeasedSandbox(said["sandbox"], socket.socket(fileno=wire), pidfd, detail, named)
-    sandbox.channel = await UNIXSocketStream.from_socket(sandbox.wire)
-    return sandbox
+    channel = driver.adopt(await UNIXSocketStream.from_socket(wire))
+    return LeasedSandbox(said["sandbox"], channel, handed, look)
 
 
 async def _confirm(answers: Answers, name: str) -> None:
@@ -373,13 +421,6 @@ async def _confirm(answers: Answers, name: str) -> None:
         stayed = said.get("stayed", "its worker has gone, and it with that")
     if stayed:
         _log.warning("a sandbox may not be gone", sandbox=name, reason=stayed)
-
-
-def _require(said: Message) -> None:
-    if said["kind"] == "lost":
-        raise _gone("it has ended")
-    if "what" in said:
-        raise SandboxError(said["what"], said["reason"], said["fix"])
 
 
 def _gone(reason: str) -> SandboxError:

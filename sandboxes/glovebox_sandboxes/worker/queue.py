@@ -1,27 +1,37 @@
-"""PreparedFork sandboxes of one plan: how many are wanted, and which call gets the next. For the worker's one thread.
+"""Prepared sandboxes of one plan: how many are wanted, and which call gets the next. For the worker's one thread.
 
 Nothing here waits: a call whose sandbox is not ready is a waiter, and gets it when it is.
 """
 
+import os
+import re
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-from glovebox_sandboxes.contract.base import Driver, Plan
+from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host.mounts import MountWatch
-from glovebox_sandboxes.pool.ready_queue import (
-    IDLE_SECONDS,
-    MOST_READY,
-    RENEW_SECONDS,
-    RETRY_SECONDS,
-    capacity,
-    targets,
-)
-from glovebox_sandboxes.sharing import may_take
-from glovebox_sandboxes.worker.source import PreparedFork, SourceThread
+from glovebox_sandboxes.host.mounts import MountWatch, identity
+from glovebox_sandboxes.sharing import FairLimiter, may_take
+from glovebox_sandboxes.worker.source import LiveSandbox, PreparedSandbox, SourceThread
+
+MOST_READY = 16
+"""In one queue: as many as calls run at one time, so a full turn of them finds its sandboxes ready."""
+MEMORY_SHARE = 8
+"""Each queue's ready sandboxes get at most 1/8 of the memory the host has left."""
+REVIEW_SECONDS = 10.0
+"""Between two reviews of demand, memory and age; each lowers the demand peak by one."""
+IDLE_SECONDS = 600.0
+"""An unused queue is cleared after this: a pause for thought keeps it, a night does not."""
+RENEW_SECONDS = 1800.0
+"""A source is restarted after this: what its forks share (addresses, hash seed) is shared no longer."""
+RETRY_SECONDS = (1.0, 30.0)
+"""Shortest and longest backoff before a failed source is tried again, when it is next wanted."""
 
 
 class Claimant(Protocol):
@@ -29,22 +39,27 @@ class Claimant(Protocol):
 
     key: str
 
-    def grant(self, prepared: PreparedFork) -> None:
+    def grant(self, prepared: PreparedSandbox) -> None:
         """Hand a sandbox over."""
 
-    def refuse(self, problem: SandboxError | None) -> None:
-        """Say that there will be none: with a problem, or since starting one is as quick."""
+    def refuse(self) -> None:
+        """Say that there will be none, since starting one is as quick."""
 
 
 class Shop(Protocol):
     """The worker of a queue."""
 
     mounted: MountWatch
+    starts: FairLimiter
+    """Bounds sandboxes that are being started, ahead of calls and for them."""
 
     def begin(self, queue: "LeaseQueue") -> SourceThread:
         """Make a thread for it."""
 
-    def watch(self, queue: "LeaseQueue", prepared: PreparedFork) -> Callable[[], None]:
+    def siblings(self, queue: "LeaseQueue") -> "list[LeaseQueue]":
+        """Return the queues that are kept and cleared together with it, itself included."""
+
+    def watch(self, queue: "LeaseQueue", prepared: PreparedSandbox) -> Callable[[], None]:
         """Have ``drop`` called if a ready sandbox is not quiet, until what this returns is called."""
 
     def say(self, queue: "LeaseQueue", what: str, reason: str) -> None:
@@ -52,7 +67,7 @@ class Shop(Protocol):
 
 
 @dataclass(eq=False)
-class ForkSupply:
+class Supply:
     """A source of the queue's sandboxes; the queue may have another by the end of this one."""
 
     thread: SourceThread
@@ -64,6 +79,7 @@ class ForkSupply:
     preparing: int = 0
     living: int = 0
     """Sandboxes that were made and are not ended."""
+    failed: bool = False
 
 
 class LeaseQueue:
@@ -72,16 +88,17 @@ class LeaseQueue:
     def __init__(self, shop: "Shop", driver: Driver, plan: Plan, *, shared: bool) -> None:
         """Set up an empty queue in a worker."""
         self.driver, self.plan = driver, plan
+        self.without = plan.spec.without_preload()
         self.shared = shared
         self.used_at = time.monotonic()
         self.capacity = MOST_READY
         self.peak = 0
-        self.ready: deque[PreparedFork] = deque()
+        self.ready: deque[PreparedSandbox] = deque()
         self.waiting: list[Claimant] = []
-        self.supply: ForkSupply | None = None
+        self.supply: Supply | None = None
         self.calls: Counter[str] = Counter()
         self._shop = shop
-        self._watched: dict[int, Callable[[], None]] = {}
+        self._watched: dict[LiveSandbox, Callable[[], None]] = {}
         self._delay = self._retry_at = 0.0
 
     @property
@@ -98,8 +115,8 @@ class LeaseQueue:
         if prepared is not None:
             lease.grant(prepared)
             return False
-        if self.supply is None or not self.supply.bytes_each or self._is_stale(self.supply):
-            lease.refuse(None)
+        if self.supply is None or not self.supply.thread.quick or self._is_stale(self.supply):
+            lease.refuse()
             return False
         self.waiting.append(lease)
         return True
@@ -116,7 +133,7 @@ class LeaseQueue:
         """Begin a source, unless there is one, or it has failed of late."""
         now = time.monotonic()
         if self.supply is None and now >= self._retry_at:
-            self.supply = ForkSupply(thread=self._shop.begin(self), fingerprint=self.fingerprint(), began=now)
+            self.supply = Supply(thread=self._shop.begin(self), fingerprint=self.fingerprint(), began=now)
             supply = self.supply
             supply.thread.opened = lambda bytes_each: self._opened(supply, bytes_each)
             supply.thread.closed = lambda problem: self._closed(supply, problem)
@@ -132,19 +149,25 @@ class LeaseQueue:
             return
         if self._is_stale(supply):
             self._close(supply)
+            self.keep_filled()
             return
         wanted = min(self.wanted, 1) if self.calls else self.wanted
         for _ in range(wanted + len(self.waiting) - len(self.ready) - supply.preparing):
             supply.preparing += 1
             supply.living += 1
-            supply.thread.make(supply.fingerprint, lambda made: self._made(supply, made))
+            make = partial(supply.thread.make, supply.fingerprint, partial(self._made, supply))
+            if supply.thread.quick:
+                make()
+            else:
+                self._shop.starts.ask("", make)
 
     def review(self) -> None:
         """Lower the peak, follow the host's memory, and close a source that is old or unused."""
         supply, now = self.supply, time.monotonic()
         if supply is None or not supply.bytes_each:
             return
-        if now - supply.began >= RENEW_SECONDS or now - self.used_at >= IDLE_SECONDS:
+        used_at = max(each.used_at for each in self._shop.siblings(self))
+        if now - supply.began >= RENEW_SECONDS or now - used_at >= IDLE_SECONDS:
             self._close(supply)
             return
         self.peak = min(max(self.calls.total(), self.peak - 1), MOST_READY)
@@ -158,7 +181,7 @@ class LeaseQueue:
         """Close its source at the next review, unless another call comes."""
         self.used_at = -IDLE_SECONDS
 
-    def end(self, prepared: PreparedFork, ended: Callable[[str], None] = lambda _: None) -> None:
+    def end(self, prepared: PreparedSandbox, ended: Callable[[str], None] = lambda _: None) -> None:
         """Order the end of a sandbox; ``ended`` gets what stayed, or nothing."""
         supply = prepared.supply
 
@@ -166,43 +189,38 @@ class LeaseQueue:
             ended(stayed)
             self._gone(supply)
 
-        supply.thread.end(prepared.fork, over)
+        supply.thread.end(prepared.made, over)
 
-    def drop(self, prepared: PreparedFork) -> None:
+    def drop(self, prepared: PreparedSandbox) -> None:
         """Discard a ready sandbox that ended, or sent something without a job."""
         if prepared in self.ready:
             self.end(self._out(prepared))
 
-    def close(self) -> None:
-        """Discard what is ready, and end the source when nothing of it lives."""
-        if self.supply is not None:
-            self._close(self.supply)
-
-    def _claim(self, key: str) -> PreparedFork | None:
-        """Take out the oldest ready one that is not stale, unless it is reserved for other keys."""
+    def _claim(self, key: str) -> PreparedSandbox | None:
+        """Take out the oldest ready one that is fit for a call, unless it is reserved for other keys."""
         fingerprint = self.fingerprint() if self.ready else ()
         others = self.calls[key] - 1
         while self.ready and (not self.shared or may_take(others, len(self.ready))):
             first = self._out(self.ready[0])
-            if first.fingerprint == fingerprint:
+            if first.fingerprint == fingerprint and _is_quiet(first.made.wire):
                 return first
             self.end(first)
         return None
 
-    def _out(self, prepared: PreparedFork) -> PreparedFork:
+    def _out(self, prepared: PreparedSandbox) -> PreparedSandbox:
         """Take one out of those that are ready."""
         self.ready.remove(prepared)
-        self._watched.pop(prepared.fork.pidfd)()
+        self._watched.pop(prepared.made)()
         return prepared
 
     def _next(self) -> Claimant:
         return min(self.waiting, key=lambda lease: self.calls[lease.key])
 
-    def _answer(self, lease: Claimant, prepared: PreparedFork) -> None:
+    def _answer(self, lease: Claimant, prepared: PreparedSandbox) -> None:
         self.waiting.remove(lease)
         lease.grant(prepared)
 
-    def _opened(self, supply: ForkSupply, bytes_each: int) -> None:
+    def _opened(self, supply: Supply, bytes_each: int) -> None:
         supply.bytes_each = bytes_each
         self.capacity = capacity(bytes_each)
         if not self._delay:
@@ -210,9 +228,11 @@ class LeaseQueue:
         if supply is not self.supply:
             self._gone(supply)
 
-    def _made(self, supply: ForkSupply, made: PreparedFork | SandboxError) -> None:
+    def _made(self, supply: Supply, made: PreparedSandbox | SandboxError) -> None:
         supply.preparing -= 1
-        if isinstance(made, PreparedFork):
+        if not supply.thread.quick:
+            self._shop.starts.release("")
+        if isinstance(made, PreparedSandbox):
             made.supply = supply
         if isinstance(made, SandboxError):
             supply.living -= 1
@@ -230,26 +250,28 @@ class LeaseQueue:
                 self._answer(self._next(), made)
             else:
                 self.ready.append(made)
-                self._watched[made.fork.pidfd] = self._shop.watch(self, made)
+                self._watched[made.made] = self._shop.watch(self, made)
 
-    def _gone(self, supply: ForkSupply) -> None:
+    def _gone(self, supply: Supply) -> None:
         supply.living -= supply.living > 0
         if supply is not self.supply and not supply.living:
-            supply.thread.orders.put(None)
+            supply.thread.stop()
 
-    def _close(self, supply: ForkSupply) -> None:
+    def _close(self, supply: Supply) -> None:
         """Detach a source: calls still use its sandboxes, and no call gets another."""
         if self.supply is supply:
             self.supply = None
             while self.ready:
                 self.end(self._out(self.ready[-1]))
             while self.waiting:  # a refusal may end others of its server
-                self.waiting.pop(0).refuse(None)
+                self.waiting.pop(0).refuse()
         if not supply.living:
-            supply.thread.orders.put(None)
+            supply.thread.stop()
 
-    def _fail(self, supply: ForkSupply, problem: SandboxError) -> None:
-        if self.supply is supply:
+    def _fail(self, supply: Supply, problem: SandboxError) -> None:
+        # A covered file may have been replaced: then these sandboxes are not as planned, and others will be.
+        if self.supply is supply and not self._is_stale(supply):
+            supply.failed = True
             first, (least, most) = not self._delay, RETRY_SECONDS
             self._delay = min(max(least, self._delay * 2), most)
             self._retry_at = time.monotonic() + self._delay
@@ -257,19 +279,48 @@ class LeaseQueue:
                 self._shop.say(self, "failed", f"{problem.what}: {problem.reason}")
         self._close(supply)
 
-    def _closed(self, supply: ForkSupply, problem: BaseException | None) -> None:
+    def _closed(self, supply: Supply, problem: BaseException | None) -> None:
         if problem is not None:
             known = isinstance(problem, SandboxError)
             reason = f"internal error ({type(problem).__name__})"
             unknown = SandboxError("Preparing a sandbox", reason, "See the worker's log, and report it.")
             self._fail(supply, problem if known else unknown)  # type: ignore[arg-type]  # known, so of that class
-        elif supply.bytes_each:
+        elif supply.bytes_each and not supply.failed:
             self._shop.say(self, "cleared", "unused for a while, or started anew")
 
-    def _is_stale(self, supply: ForkSupply) -> bool:
+    def _is_stale(self, supply: Supply) -> bool:
         """Return whether the mounts lead elsewhere than when the source was opened."""
         return supply.fingerprint != self.fingerprint()
 
     def fingerprint(self) -> tuple[object, ...]:
         """Return the ``targets`` of the plan's mounts."""
         return targets(self.plan.spec, self._shop.mounted)
+
+
+def _is_quiet(wire: socket.socket) -> bool:
+    """Return whether a guest without a job lives and says nothing, also at this moment. The wire does not block."""
+    try:
+        wire.recv(1, socket.MSG_PEEK)
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
+    return False
+
+
+def targets(spec: SandboxSpec, mounted: MountWatch) -> tuple[object, ...]:
+    """Return what a spec's mounts lead to now; replaced directories or covers, and new mounts, change it."""
+    parts: list[object] = []
+    for mount in spec.mounts:
+        parts += [identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in spec.masks]
+        parts += [identity(os.stat, mount.source)[:2], mounted.inside(mount.source)]
+    return tuple(parts)
+
+
+def capacity(bytes_each: int) -> int:
+    """Return how many sandboxes may be ready with the memory that is left on the host."""
+    return min(MOST_READY, _available_bytes() // MEMORY_SHARE // bytes_each)
+
+
+def _available_bytes() -> int:
+    """Return what the host can give without swapping, see proc_meminfo(5)."""
+    found = re.search(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

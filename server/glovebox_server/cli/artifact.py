@@ -284,7 +284,7 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
         if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
             raise MisnamedError(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
         owner = Principal(id=principal, transport="cli")
-        async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, owner) as reader:
+        async with apps.opened(settings, "cli") as app, app.artifacts.open(uri, owner) as reader:
             if output is None:
                 await reader.check()  # printed output cannot be taken back
             for risk in reader.artifact.risks:
@@ -357,7 +357,7 @@ def _called(settings: Settings, owners: Mapping[str, str], code: str) -> dict[st
 
     async def call() -> dict[str, CallResult]:
         found = {}
-        async with apps.opened(settings, "cli", prewarm=False) as app:
+        async with apps.opened(settings, "cli") as app:
             for uri, owner in owners.items():
                 caller, arguments = Principal(id=owner, transport="cli"), {"code": code, "inputs": [uri]}
                 run = app.runs.new()

@@ -75,7 +75,7 @@ async def _make_call(
     settings: Settings, tool: str, arguments: str, program: str | None, *, run: str | None, workflow: str | None
 ) -> int:
     # Prewarmed sandboxes are useless after one call, and their end would be waited for.
-    async with apps.opened(settings, "cli", prewarm=False) as app:
+    async with apps.opened(settings, "cli") as app:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli", workflow=workflow)
         filled = _parse_arguments(tool, arguments, program)
         listener = _TerminalListener(principal)

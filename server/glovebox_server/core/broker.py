@@ -213,8 +213,9 @@ class Broker:
             collect = _Collecting(call, now.spec, self.artifacts, files)
             call.listener.progress("Getting a sandbox")
             async with self.sandboxes.acquire(
-                profile.isolation, now.spec, now.records.flush, prepared=prepared, code=code, key=request.principal.id
-            ) as sandbox:
+                profile.isolation, now.spec, now.records.flush, prepared=prepared, code=code,
+                key=request.principal.id, bound=call.rights.turns,
+            ) as sandbox:  # fmt: skip
                 await now.records.record(sandbox.record)
                 sandbox.require_as_planned()
                 call.listener.progress("Running")

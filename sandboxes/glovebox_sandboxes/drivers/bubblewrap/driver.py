@@ -22,7 +22,7 @@ from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
-from glovebox_sandboxes.contract.base import GUEST, GUEST_UID, SCRATCH, Missing, Plan, Sandbox, SandboxSpec, Source
+from glovebox_sandboxes.contract.base import GUEST, GUEST_UID, SCRATCH, Missing, OpenSandbox, Plan, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES
 from glovebox_sandboxes.drivers import boundary
@@ -52,7 +52,6 @@ class Bubblewrap(wall.Walled):
 
     name = NAME
     level = "namespaces"
-    forks = True
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
@@ -123,7 +122,7 @@ class Bubblewrap(wall.Walled):
         )
         return tuple(argv)
 
-    def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, plan: Plan) -> AbstractAsyncContextManager[OpenSandbox]:
         """See ``Driver.open``."""
         return self._start(plan, {"seccomp": self._filter()})
 
@@ -157,7 +156,7 @@ class Bubblewrap(wall.Walled):
                 except OSError as problem:
                     raise self._unavailable(f"its zygote is gone: {problem}") from problem
 
-            yield Source(open=partial(_hold_fork, make), make=make, bytes_each=FORK_BYTES, quick=True)
+            yield Source(open=partial(_hold_fork, make), make=make, bytes_each=FORK_BYTES)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import anyio.abc
 import anyio.to_thread
 import structlog
+from anyio.abc import ByteStream
 
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxSpec, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
@@ -21,7 +22,7 @@ from glovebox_sandboxes.drivers.docker.engine import AttachedStream, Engine, hos
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.host_view import HostView, look, unseen
 from glovebox_sandboxes.host.owner import is_orphan, new_mark
-from glovebox_sandboxes.host.process import Janitor
+from glovebox_sandboxes.host.process import Janitor, hand_over
 from glovebox_sandboxes.seccomp import docker_profile
 
 _AT_ONCE = 2
@@ -126,7 +127,6 @@ class DockerSandbox:
     action: Mapping[str, Any]
     _group: cgroup.GroupFiles = field(default_factory=lambda: cgroup.GroupFiles({}))
     _bounded: bool = False
-    _seen: bool = False
     _found: Mapping[str, Any] | None = None
     _located: anyio.Event = field(default_factory=anyio.Event)
     _last: SandboxStats = field(default_factory=SandboxStats)
@@ -139,7 +139,6 @@ class DockerSandbox:
             if found is not None:
                 pid, container = found["State"]["Pid"], found["Id"]
                 self._group = usage.group(pid, container)
-                self._seen = bool(self._group.directories) or usage.started(pid, container)
                 self._bounded = usage.bound_sockets(self._group)
         except SandboxError as problem:
             _log.warning("a container cannot be inspected", sandbox=self.id, reason=problem.reason)
@@ -160,10 +159,20 @@ class DockerSandbox:
         limits = usage.limits(self._group, host, bounded=self._bounded) if limited else {}
         if host["Runtime"] == "runsc":
             return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
-        if not self._seen:
+        if self._first() is None:
             # The number may be another process's here.
             return unseen("the Engine's processes have other numbers here", back)
         return look(found["State"]["Pid"], {**back, **limits})
+
+    def hand_over(self) -> dict[str, int]:
+        """See ``OpenSandbox.hand_over``."""
+        return hand_over(self.channel, self._first, self._group)
+
+    def _first(self) -> int | None:
+        if self._found is None:
+            return None
+        pid, container = int(self._found["State"]["Pid"]), self._found["Id"]
+        return pid if usage.group(pid, container).directories or usage.started(pid, container) else None
 
     def cpu_seconds(self) -> float | None:
         """See ``Sandbox.cpu_seconds``."""
@@ -219,8 +228,6 @@ class _EngineLink:
 
 class DockerDriver:
     """Driver of containers of the local Docker Engine; made by ``connect``."""
-
-    forks = False
 
     def __init__(self, capabilities: Capabilities, connection: _EngineLink | None) -> None:
         self.name = capabilities.driver
@@ -314,6 +321,10 @@ class DockerDriver:
                     await stream.aclose()
         finally:
             connection.remover.take(name, identifier)
+
+    def adopt(self, stream: ByteStream) -> AttachedStream:
+        """See ``Driver.adopt``."""
+        return AttachedStream(stream)
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""

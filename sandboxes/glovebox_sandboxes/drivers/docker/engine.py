@@ -292,6 +292,16 @@ class AttachedStream(ByteStream):
         """Return the end of standard error."""
         return self._words.decode("utf-8", "replace")
 
+    @property
+    def is_between(self) -> bool:
+        """Return whether it holds no part of a frame: another may then read on from the socket."""
+        return not self._remaining and not self._buffered.buffer
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """Return the connection's."""
+        return self._socket.extra_attributes
+
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive standard output.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from glovebox_sandboxes import seccomp
-from glovebox_sandboxes.contract.base import GUEST, GUEST_UID, Driver, Missing, Plan, Sandbox, SandboxSpec, Source
+from glovebox_sandboxes.contract.base import GUEST, GUEST_UID, Driver, Missing, OpenSandbox, Plan, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.bubblewrap import wall
@@ -105,7 +105,7 @@ class Gvisor(wall.Walled):
             rlimits=("pids",) if self._hierarchy else ("memory_bytes", "pids"),
         )
 
-    def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
+    def open(self, plan: Plan) -> AbstractAsyncContextManager[OpenSandbox]:
         """See ``Driver.open``."""
         return self._start(plan, {"config": config_file(plan)})
 

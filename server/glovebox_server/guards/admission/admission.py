@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,20 +41,11 @@ _LATER = "Wait for one of them to end, or cancel it, then call again."
 class Admission:
     """The count of running calls. One per server."""
 
-    def __init__(
-        self,
-        under_way: Callable[[], AbstractContextManager[None]] = nullcontext,
-        *,
-        shared: bool = False,
-        running: int = RUNNING,
-        per_principal: int = PER_PRINCIPAL,
-    ) -> None:
+    def __init__(self, *, shared: bool = False, running: int = RUNNING, per_principal: int = PER_PRINCIPAL) -> None:
         """Take the bounds.
 
-        ``under_way`` is entered while a call has its turn, so that work that can wait for a pause waits.
         ``shared``: there are several principals, so that each leaves turns for others.
         """
-        self._under_way = under_way
         self._turns = FairLimiter(running, shared=shared)
         self._per_principal = per_principal
         self._calls: defaultdict[str, list[tuple[bytes, float]]] = defaultdict(list)  # fingerprints, since when
@@ -83,8 +74,7 @@ class Admission:
                 if wait.cancelled_caught:
                     reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
                     raise RefusedError("busy.waiting", reason, "Nothing was started; call again later.")
-                with self._under_way():
-                    yield
+                yield
         finally:
             mine.remove(call)
             if not mine:  # without a trace: subjects of an authorization server are many

@@ -1,0 +1,102 @@
+"""Sandboxes that a driver opens for the worker: measured before they are offered, and ended by order."""
+
+import queue
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from tests.fixtures.pools import PLAN, Fake
+
+from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.worker.source import OpenedSandbox, PreparedSandbox, SourceThread
+
+
+class Source:
+    """A source, and what it tells the answering thread."""
+
+    def __init__(self, thread: SourceThread, told: "queue.SimpleQueue[Any]") -> None:
+        self.thread, self._told = thread, told
+        self.said: list[object] = []
+        thread.opened = thread.closed = self.said.append
+        thread.start()
+        self.next()
+
+    def next(self) -> object:
+        """Do what was told next, and return what it said."""
+        self._told.get(timeout=30)()
+        return self.said[-1]
+
+    def make(self) -> object:
+        """Order one."""
+        self.thread.make("here", self.said.append)
+        return self.next()
+
+
+@pytest.fixture
+def driver() -> Fake:
+    """A driver in memory."""
+    return Fake()
+
+
+@pytest.fixture
+def source(driver: Fake) -> Iterator[Source]:
+    """A source of its sandboxes; it ends."""
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with start_blocking_portal() as portal:
+        found = Source(SourceThread(cast("Any", driver), PLAN, portal, told.put), told)
+        assert found.said == [7]
+        yield found
+        found.thread.stop()
+        assert found.next() is None
+        assert driver.live == []
+
+
+def test_one_is_offered_once_it_is_measured_and_ended_by_order(source: Source, driver: Fake) -> None:
+    """The control; its counts are asked for, and it may be killed before."""
+    made = source.make()
+    assert isinstance(made, PreparedSandbox)
+    assert source.thread.tables.keys() == {made.table}
+    assert (made.fingerprint, made.made.id, len(driver.live)) == ("here", "s1", 1)
+    again = source.make()
+    assert isinstance(again, PreparedSandbox)
+    assert again.table == made.table
+    for kill in (False, True):
+        source.thread.look(made.made, source.said.append, kill=kill)
+        found: Any = source.next()
+        assert found.out_of_memory is kill
+    for each in (made, again):
+        source.thread.end(each.made, source.said.append)
+        assert source.next() == ""
+    assert driver.live == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"measured": {"capabilities": 1 << 21}}, "capabilities: planned 0x0, found 0x200000"),
+        ({"measured": {"namespaces": {}}}, "net"),
+        ({"problem": SandboxError("Starting", "the daemon is down", "Start it.")}, "the daemon is down"),
+        ({"problem": ValueError("nobody foresaw this")}, "nobody foresaw this"),
+    ],
+    ids=["not as planned", "not measured", "not started", "unforeseen"],
+)
+def test_what_is_not_as_planned_is_never_offered(source: Source, driver: Fake, wrong: Any, words: str) -> None:
+    """It is ended, its problem is told, and the next may be well."""
+    for name, value in wrong.items():
+        setattr(driver, name, value)
+    made = source.make()
+    assert isinstance(made, SandboxError)
+    assert words in made.reason
+    assert driver.live == []
+    driver.measured, driver.problem = {}, None
+    well: Any = source.make()
+    source.thread.end(well.made, source.said.append)
+    assert source.next() == ""
+
+
+def test_one_whose_channel_holds_more_than_was_asked_is_not_handed_over() -> None:
+    """As the part of a frame of the Docker Engine's: who reads on from the socket would lose it."""
+    sandbox: Any = type("Sandbox", (), {"channel": type("Channel", (), {"is_between": False})})
+    with pytest.raises(SandboxError, match="it spoke without a job"):
+        OpenedSandbox(sandbox)
