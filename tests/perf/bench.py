@@ -28,6 +28,7 @@ from tests.perf import (
     machine,
     peers,
     plot,
+    processes,
     report,
     sides,
     where,
@@ -122,9 +123,10 @@ class Run:
     async def _load(self) -> dict[str, Series]:
         seconds = load.QUICK_SECONDS if self.quick else load.SECONDS
         wanted = [row.key for row in self.rows]
-        return await load.throughput(
+        found = await load.throughput(
             self.directory, self.fastest, self.pandas, wanted=wanted, seconds=seconds, tick=self.tick
         )
+        return found | await processes.measured(self.directory, wanted=wanted, seconds=seconds, tick=self.tick)
 
     async def _burst(self) -> dict[str, Series]:
         self.tick(f"{load.BURST} calls at once")

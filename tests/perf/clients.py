@@ -42,6 +42,7 @@ class Setup:
     spans: Path | None = None
     """Where the server is to write how long the parts of each call took; it is a plain one else."""
     side: Side = OURS  # the revision that is run
+    processes: int = 1  # over HTTP; an earlier revision knows no others
 
     def command(self, *more: str) -> list[str]:
         """The server's command line."""
@@ -136,9 +137,10 @@ async def over_http(setup: Setup) -> AsyncIterator[Listening]:
     setup.write()
     token = setup.make_token()
     log = setup.directory / "log"
+    several = ("--processes", str(setup.processes)) if setup.side is OURS else ()
     with log.open("wb") as sink:
         process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
-            setup.command("--transport", "http", "--port", "0"), cwd=setup.side.root,
+            setup.command("--transport", "http", "--port", "0", *several), cwd=setup.side.root,
             stdin=subprocess.DEVNULL, stderr=sink,
             env={**environment(("PATH", "HOME", "USER", "LANG")), **setup.side.env},
         )  # fmt: skip

@@ -196,6 +196,22 @@ ROWS: tuple[Row, ...] = (
         limit="as for `throughput`, forked from an interpreter with the modules, which costs half as much again, and "
         "the program's own work, 7 ms of pandas",
     ),
+    _rate(
+        key="processes",
+        what="`print(1)`, 16 callers without a pause, over HTTP: `--processes 2` beside 1",
+        base="processes-one",
+        least=0.95,
+        between=False,
+    ),
+    Row(
+        key="killed",
+        part="load",
+        what="the slowest of `print(1)` over HTTP, in a process beside one that is killed every 2 s; and beside none",
+        base="not-killed",
+        statistic="p99",
+        most=3,
+        between=False,
+    ),
     _burst(key="burst-lost", what="200 calls at once, nothing prepared: lost", unit="calls", most=0, between=False),
     _burst(key="burst-p99", what="the same: from sending to the answer", series="burst", statistic="p99"),
     _burst(key="burst-memory", what="the same: the server's most resident memory", unit="MiB"),

@@ -316,6 +316,7 @@ async def serving(
     log = directory / "log"
     token = give_token(places["state"])
     command = [sys.executable, "-m", "glovebox_server", "serve", "--transport", "http", "--port", "0"]
+    command += ["--processes", "1"]
     command += ["--profiles-dir", str(places["profiles"]), "--workspace", str(places["workspace"])]
     command += ["--state-dir", str(places["state"])]
     environment = {**os.environ, "TMPDIR": str(places["temporary"])}

@@ -114,9 +114,9 @@ def test_the_table_names_what_is_slower_and_what_is_not_measured() -> None:
 
 def test_two_revisions_are_compared_by_everything_that_is_ours() -> None:
     keys = [row.key for row in BETWEEN]
-    # An earlier revision does not start with a thousand tokens.
+    # An earlier revision does not start with a thousand tokens, nor has it several processes.
     left = {row.key for row in ROWS if row.part != "growth"} - set(keys)
-    assert left == {*peers.KEYS, "disk", "burst-lost", "stop-hung"}
+    assert left == {*peers.KEYS, "disk", "burst-lost", "stop-hung", "processes", "killed"}
     assert len(set(keys)) == len(keys)
     for driver in ("docker", "gvisor", "cold-bubblewrap", "cold-docker", "cold-gvisor"):
         assert {driver, f"{driver}-p99", f"{driver}-pandas-p50", f"{driver}-pandas-p99"} <= set(keys)
