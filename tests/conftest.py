@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 import pytest
@@ -24,6 +25,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server.settings import Settings
+from glovebox_server.transport import processes
 
 KILLS = 6
 """By default: a control beside the tests that inject a crash at each step. ``make soak`` kills 200."""
@@ -48,6 +50,13 @@ def pytest_configure() -> None:
     if unknown:
         known = ", ".join(sorted(NAMES | {ALL}))
         raise pytest.UsageError(f"GLOVEBOX_MUST_RUN names {', '.join(sorted(unknown))}; there are: {known}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_process() -> Iterator[None]:
+    """No test's own process becomes the parent of servers: they would go on with the tests."""
+    with patch.object(processes, "usual", lambda: 1):
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

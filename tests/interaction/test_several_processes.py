@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from http.client import parse_headers
 from itertools import count, product
 from pathlib import Path
@@ -27,14 +28,18 @@ from mcp import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from tests.fixtures.audit_logs import log_lines
+from tests.interaction import served as harness
 from tests.interaction.node import ROOT, fake_server
-from tests.interaction.served import TIMEOUT_SECONDS, Served, first_of_two, served, until
+from tests.interaction.served import Served, first_of_two, served
 
 from glovebox_audit import writers
 from glovebox_server.transport import http_timeouts
 from glovebox_server.transport.processes import Seat
 
 NUMBERS = count()
+SECONDS = 60.0
+"""Longest wait for processes that share their processors with whatever else runs."""
+until = partial(harness.until, within=SECONDS)
 ENDS = {"call.finished", "call.cancelled", "call.lost"}
 
 
@@ -70,7 +75,7 @@ async def several(directory: Path, lost: int = 0) -> AsyncIterator[Several]:
         yield server
         living = server.living().values()
         process.terminate()
-        with anyio.fail_after(TIMEOUT_SECONDS):
+        with anyio.fail_after(SECONDS):
             assert await process.wait() == 0
         assert len(living) == 2
         assert not [each for each in living if each.is_running()]
@@ -109,7 +114,7 @@ class Wire:
 
     def __init__(self, server: Several) -> None:
         place = urlsplit(server.url)
-        self.socket = socket.create_connection((place.hostname, place.port), TIMEOUT_SECONDS)
+        self.socket = socket.create_connection((place.hostname, place.port), SECONDS)
         self.file = self.socket.makefile("rb")
 
     def close(self) -> None:
@@ -176,14 +181,14 @@ async def test_requests_reach_the_process_of_their_session(transport: str, tmp_p
 
         def http(*, most: int | None = None, **_: Any) -> httpx2.AsyncClient:
             return httpx2.AsyncClient(
-                headers=server.headers, event_hooks={"response": [note], "request": [note_sent]}, timeout=30,
+                headers=server.headers, event_hooks={"response": [note], "request": [note_sent]}, timeout=SECONDS,
                 limits=httpx2.Limits(max_keepalive_connections=most),
             )  # fmt: skip
 
         def wire(number: int) -> Any:
             if transport == "sse":
                 factory: Any = http
-                return sse_client(f"{server.url}/sse", httpx_client_factory=factory)
+                return sse_client(f"{server.url}/sse", timeout=SECONDS, httpx_client_factory=factory)
             return streamable_http_client(f"{server.url}/mcp", http_client=(kept, fresh)[number % 2])
 
         kept, fresh = [await stack.enter_async_context(http(most=most)) for most in (None, 0)]
@@ -254,13 +259,13 @@ async def test_a_killed_process_takes_only_its_own_sessions_along(transport: str
             ids.extend([told] if told and told not in ids else [])
 
         def http(**_: Any) -> httpx2.AsyncClient:
-            return httpx2.AsyncClient(headers=server.headers, event_hooks={"response": [note]}, timeout=30)
+            return httpx2.AsyncClient(headers=server.headers, event_hooks={"response": [note]}, timeout=SECONDS)
 
         factory: Any = http
         tasks = await stack.enter_async_context(anyio.create_task_group())
         clients: dict[str, Client] = {}
         while len(clients) < 2:
-            wire: Any = sse_client(f"{server.url}/sse", httpx_client_factory=factory)
+            wire: Any = sse_client(f"{server.url}/sse", timeout=SECONDS, httpx_client_factory=factory)
             if transport == "http":
                 wire = streamable_http_client(f"{server.url}/mcp", http_client=await stack.enter_async_context(http()))
             client = await stack.enter_async_context(Client(wire, mode="legacy"))
@@ -282,7 +287,7 @@ async def test_a_killed_process_takes_only_its_own_sessions_along(transport: str
         assert all(new != lost for new in opened(server))
         seen = set[int]()
         while len(seen) < 2:
-            seen.add(httpx2.get(f"{server.url}/health", headers=server.headers).json()["process"])
+            seen.add(httpx2.get(f"{server.url}/health", headers=server.headers, timeout=SECONDS).json()["process"])
         tasks.cancel_scope.cancel()
 
 
@@ -334,7 +339,7 @@ async def test_a_request_waits_for_a_process_that_takes_none(
             await stream.send(whole := message(server, "tools/list", f"01{'0' * 30}"))
             await until(lambda: len(sizes) > 2)
             if patience < 1:
-                with anyio.fail_after(TIMEOUT_SECONDS), pytest.raises(anyio.EndOfStream):
+                with anyio.fail_after(SECONDS), pytest.raises(anyio.EndOfStream):
                     await stream.receive()
                 return
             if gone:
@@ -377,7 +382,7 @@ async def test_a_request_that_did_not_wait_for_the_last_answer_is_not_moved(tmp_
                 await stream.send(first + message(server, "tools/list", f"01{'0' * 30}"))
                 await until(lambda: len(server.app.broker.finished) == 1)
                 answer = b""
-                with anyio.fail_after(TIMEOUT_SECONDS), contextlib.suppress(anyio.EndOfStream):
+                with anyio.fail_after(SECONDS), contextlib.suppress(anyio.EndOfStream):
                     while True:
                         answer += await stream.receive()
                 assert answer.endswith(b"\r\n0\r\n\r\n")

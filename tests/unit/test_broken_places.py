@@ -108,7 +108,7 @@ def test_a_port_in_use_is_told_and_no_workspace_where_a_caller_has_none(named: b
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         served = ["serve", "--transport", "http", "--port", port, "--policy", str(tmp_path / "policy.toml")]
-        code, told = ended(served, tmp_path)
+        code, told = ended([*served, "--processes", "1"], tmp_path)
     assert code == UNAVAILABLE, told
     used = f"Cannot listen on 127.0.0.1 port {port}: Address already in use. Choose another with --port or --host."
     assert used in told

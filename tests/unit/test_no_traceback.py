@@ -96,7 +96,7 @@ def stopped(place: Path) -> list[str]:
 
 def serving(place: Path, script: str) -> "subprocess.Popen[str]":
     """A server over HTTP that listens, started with this script."""
-    server = started(["serve", "--transport", "http", "--port", "0"], place, script=script)
+    server = started(["serve", "--transport", "http", "--port", "0", "--processes", "1"], place, script=script)
     assert server.stderr is not None
     while "listening" not in (line := server.stderr.readline()):
         assert line, "it ended before it listened"

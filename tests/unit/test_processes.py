@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from glovebox_server.transport import processes
-from glovebox_server.transport.processes import Seat, Seats
+from glovebox_server.transport.processes import Seat, Seats, usual
 
 
 @pytest.fixture
@@ -19,6 +19,13 @@ def seats() -> Iterator[Seats]:
     yield found
     for each in (found.listener, *itertools.chain.from_iterable(found.inboxes)):
         each.close()
+
+
+@pytest.mark.parametrize(("processors", "expected"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, 4)])
+def test_there_is_a_process_for_two_processors(processors: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least one, at most four."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    assert usual() == expected
 
 
 def test_new_connections_go_where_fewest_are(seats: Seats) -> None:
@@ -86,6 +93,17 @@ def test_a_process_is_started_again_later_each_time_unless_it_lasted(
         now += parent.patience() + 0.001
         parent.start()
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 0.1]
+    with monkeypatch.context() as full:
+        full.setattr(os, "fork", lambda: os.kill(0x7FFFFFFF, 0))  # an OSError of the system's
+        ended.append((110, 0))
+        parent.reap()
+        now += parent.patience() + 0.001
+        assert parent.start() is None
+        assert round(parent.patience(), 1) == 0.4
+        with pytest.raises(OSError, match="No such process"):
+            processes._Parent(seats).start()
+    now += parent.patience() + 0.001
+    parent.start()
     parent.ending = True
     ended.extend([(100, 0), (102, 3 << 8)])
     parent.reap()

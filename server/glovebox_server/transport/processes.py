@@ -38,8 +38,6 @@ from glovebox_server.exits import ENDING
 from glovebox_server.mcp.server import MESSAGES_PATH
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 
-MOST = 32
-"""Processes of one server."""
 _DIGITS = 2
 """Of an id, for the number; 114 bits of it are random."""
 _END = re.compile(rb"\n\r?\n")
@@ -51,8 +49,8 @@ _ID = re.compile(
 """A session's id in a request's head, in the address for SSE."""
 _AT_ONCE = 32
 """Connections taken from the others in one turn of the event loop."""
-_MESSAGE_BYTES = 1 << 17
-"""More than a process has read of a connection before it looks: a head, and what one read adds."""
+_MESSAGE_BYTES = 1 << 18
+"""More than a process has read of a connection before it looks (a head, and what one read adds), and than is sent."""
 _ROOM = socket.CMSG_LEN(4)
 _AGAIN_SECONDS = 0.01
 """Before a connection is offered again to a process that takes none now."""
@@ -104,7 +102,7 @@ class Seat:
         """Give a connection and what was read of it to another process; return whether that can take it now."""
         try:
             socket.send_fds(self.seats.inboxes[owner][1], [data], [connection.fileno()])
-        except OSError:  # it takes none, or too many are on their way: see unix(7)
+        except OSError:  # it takes none, or too many are on their way (unix(7)); or so many bytes are not sent at once
             return False
         self.seats.handed[self.number][owner] += 1
         return True
@@ -210,6 +208,11 @@ class SharedProtocol(TimeoutProtocol):
         self._seat.seats.load[self._seat.number] = len(self.connections) + len(self._seat.sessions)
 
 
+def usual() -> int:
+    """Return one process for two processors, at most four."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+
+
 def share(count: int, listener: socket.socket, on_up: Callable[[], None]) -> Seat:
     """Become the parent of ``count`` processes, and return in each of them its seat.
 
@@ -258,10 +261,16 @@ class _Parent:
             if self.ending or due > monotonic() or (number and not self.announced):
                 continue
             self._begun[number] = monotonic()
-            del self._due[number]
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as problem:
+                if not self.announced:
+                    raise
+                self._later(number, "a server process cannot be started", reason=problem.strerror)
+                continue
             if not pid:
                 return Seat(number=number, seats=self.seats)
+            del self._due[number]
             self.living[pid] = number
         return None
 
@@ -288,11 +297,11 @@ class _Parent:
             if self.ending or not self.announced:
                 self.code = max(self.code, code if code >= 0 else 128 - code)
                 continue
-            least, most = _RESTART_SECONDS
-            lasted = monotonic() - self._begun[number] >= _LASTING_SECONDS
-            self._pauses[number] = least if lasted else min(max(least, 2 * self._pauses[number]), most)
-            self._due[number] = monotonic() + self._pauses[number]
-            _log.warning(
-                "a server process has ended and is started again", number=number, pid=pid, code=code,
-                seconds=self._pauses[number],
-            )  # fmt: skip
+            self._later(number, "a server process has ended", pid=pid, code=code)
+
+    def _later(self, number: int, what: str, **told: object) -> None:
+        least, most = _RESTART_SECONDS
+        lasted = monotonic() - self._begun[number] >= _LASTING_SECONDS
+        self._pauses[number] = pause = least if lasted else min(max(least, 2 * self._pauses[number]), most)
+        self._due[number] = monotonic() + pause
+        _log.warning(f"{what}; it is tried again", number=number, seconds=pause, **told)

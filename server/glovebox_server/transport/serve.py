@@ -5,7 +5,6 @@ been cancelled and answered. The caller then closes the app and exits with 0. Kn
 """
 
 import ipaddress
-import os
 import re
 import shlex
 import socket
@@ -42,12 +41,12 @@ from glovebox_server.calls import Principal
 from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, McpServer
-from glovebox_server.transport import auth, downloads, logs, tokens
+from glovebox_server.transport import auth, downloads, logs, processes, tokens
 from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, AuthMiddleware, Shares, kind_of
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
-from glovebox_server.transport.processes import Seat, SharedProtocol, share
+from glovebox_server.transport.processes import Seat, SharedProtocol
 from glovebox_server.transport.stdio import GRACE_SECONDS, client_of, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import Callers, TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
@@ -124,12 +123,12 @@ async def serve_http(
 
 
 def take_seat(count: int | None, host: str, port: int, on_up: Callable[[str], None]) -> Seat | None:
-    """Return None for one process alone, else see ``processes.share``. None is one per two processors, at most 4."""
-    count = count or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+    """Return None for one process alone, else see ``processes.share``; ``count`` is None for the usual number."""
+    count = count or processes.usual()
     if count == 1:
         return None
     listener = open_listener(host, port)
-    return share(count, listener, lambda: on_up(url_of(listener)))
+    return processes.share(count, listener, lambda: on_up(url_of(listener)))
 
 
 def url_of(listener: socket.socket) -> str:
