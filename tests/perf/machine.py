@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from glovebox_sandboxes.runtime import guest_tree
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,6 +30,7 @@ def facts(drivers: Mapping[str, str]) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "server": f"glovebox {version('glovebox-mcp')}, mcp {version('mcp')}",
         "python": f"{platform.python_version()}, for server and client",
+        "process 1": "in C" if guest_tree.process_1()[0] else "in Python",
         "search": _said([searches, "--version"]) if searches else _said(["grep", "--version"]),
         **drivers,
     }
