@@ -34,6 +34,7 @@ PROGRAMS = {
     "a megabyte": "print('0123456789abcdef' * 65536, end='')",
     "orphans": "import os\nfor _ in range(8):\n    if os.fork() == 0:\n        os.setsid(); os.fork(); os._exit(0)",
     "a daemon": "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)\nprint('left')",
+    "a daemon, and no harness": "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)\nos._exit(0)",
     "a child that prints": "import os\nif os.fork() == 0:\n    print('child'); os._exit(0)\nos.wait(); print('parent')",
     "a name with brackets": "open('/proc/self/comm', 'w')",
     "time": "import time; time.sleep(60)",
