@@ -52,6 +52,7 @@ soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVE
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap) \
 		--start $(or $(START),cold)
+	@.venv/bin/python -m tests.soak.kills --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap)
 	@.venv/bin/python -m tests.soak.stops --stops 100 --driver $(or $(DRIVER),bubblewrap)
 	@PROCESS_1_CASES=2000000 .venv/bin/python -m pytest -q --timeout 1800 tests/unit/test_process_1.py
 	@.venv/bin/python -m pytest -q --kills 200 --timeout 1800 -k kill \

@@ -303,9 +303,9 @@ def small_disk(place: Path, mib: int) -> Iterator[None]:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, driver: str, start: str, chance: random.Random, engine: OwnEngine | None
+    directory: Path, driver: str, start: str, chance: random.Random, engine: OwnEngine | None, *more: str
 ) -> AsyncIterator[Soak]:
-    """A server with one driver, and the clients of it."""
+    """A server with one driver and ``more`` arguments, and the clients of it."""
     places = {name: directory / name for name in ("profiles", "workspace", "state", "temporary")}
     for each in places.values():
         each.mkdir(exist_ok=True, mode=0o755)
@@ -318,7 +318,7 @@ async def serving(
     command = [sys.executable, "-m", "glovebox_server", "serve", "--transport", "http", "--port", "0"]
     command += ["--processes", "1"]
     command += ["--profiles-dir", str(places["profiles"]), "--workspace", str(places["workspace"])]
-    command += ["--state-dir", str(places["state"])]
+    command += ["--state-dir", str(places["state"]), *more]
     environment = {**os.environ, "TMPDIR": str(places["temporary"])}
     with log.open("wb") as sink:
         process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once, and nothing else runs yet
@@ -409,18 +409,12 @@ async def run(  # noqa: PLR0917 - what the command line says
         report.chain_records, report.chain_gaps = whole.records, whole.gaps
         there = leftovers.records(state, pid)
         started = [completed(each.data, there) for each in there if each.kind == "sandbox.started"]
-        # Numbers of namespaces are used again, also for sandboxes of others: what is left is what stays. Under gVisor
-        # they are those of its own kernel; its processes are all in the family.
+        # Under gVisor they are those of its own kernel; its processes are all in the family.
         measured = [each["measured"] for each in started]
         report.forked = sum(
             any(row["field"] == "namespaces shared with its zygote" for row in each["fields"]) for each in started
         )
-        namespaces = {each["namespaces"]["pid"] for each in measured if each["system"] != "gvisor"}
-        stayed = inhabited(namespaces)
-        with anyio.move_on_after(leftovers.TIMEOUT_SECONDS):
-            while stayed:
-                await anyio.sleep(0.5)
-                stayed &= inhabited(namespaces)
+        stayed = await staying({each["namespaces"]["pid"] for each in measured if each["system"] != "gvisor"})
         claims = {
             f"the server ended with {code}": code == 0,
             f"the log does not verify: {whole.problems}": whole.ok,
@@ -443,6 +437,16 @@ async def run(  # noqa: PLR0917 - what the command line says
         report.problems.append("mounts after the run")
     report.seconds = round(time.monotonic() - began, 1)
     return report
+
+
+async def staying(namespaces: set[int]) -> set[str]:
+    """Processes that stay in one of these pid namespaces, whose numbers are used again, also for others' sandboxes."""
+    stayed = inhabited(namespaces)
+    with anyio.move_on_after(leftovers.TIMEOUT_SECONDS):
+        while stayed:
+            await anyio.sleep(0.5)
+            stayed &= inhabited(namespaces)
+    return stayed
 
 
 def inhabited(namespaces: set[int]) -> set[str]:
