@@ -25,9 +25,10 @@ def measure(own: frozenset[int], hidden: list[str], masked: list[str]) -> dict[s
     ``masked`` if readable.
     """
     names, words = namespaces(), os.uname()
-    texts = {name: read(f"/proc/self/{name}") for name in ("status", "mountinfo", "net/dev")}
+    texts = {name: read(f"/proc/self/{name}") for name in ("mountinfo", "net/dev")}
+    uname, sentry = (words.nodename, words.sysname, words.release, words.version), os.path.exists(_SENTRY)
     return {
-        **_told(texts, names, (words.nodename, words.sysname, words.release, words.version), os.path.exists(_SENTRY)),
+        **_told(status(lines("/proc/self/status")), texts, names, uname, sentry),
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
         "groups": os.getgroups()[:64],
@@ -56,12 +57,12 @@ def told(said: Mapping[str, Any]) -> dict[str, Any]:
     # Two lists, an empty part after each.
     end = parts.index("", 6)
     descriptors, present = parts[6:end], parts[end + 1 : -1]
-    texts = {"status": reported, "mountinfo": mountinfo, "net/dev": devices}
+    texts = {"mountinfo": mountinfo, "net/dev": devices}
     ids = status(_split(reported))
     pid, no_new_privs, dumpable, landlocked, sentry = map(int, numbers.split())
     spaces = dict(zip(_NAMESPACES, map(namespace_number, links), strict=True))
     return {
-        **_told(texts, spaces, tuple(uname), sentry == 1),
+        **_told(ids, texts, spaces, tuple(uname), sentry == 1),
         "uid": _only(ids["Uid"]),
         "gid": _only(ids["Gid"]),
         "groups": [int(number) for number in ids["Groups"].split()][:64],
@@ -81,9 +82,10 @@ def _only(numbers: str) -> int:
     return found.pop() if len(found) == 1 else -1
 
 
-def _told(texts: Mapping[str, str], spaces: dict[str, int], uname: tuple[str, ...], sentry: bool) -> dict[str, Any]:
+def _told(
+    reported: dict[str, str], texts: Mapping[str, str], spaces: dict[str, int], uname: tuple[str, ...], sentry: bool
+) -> dict[str, Any]:
     """Return what is in files of proc(5), and follows from it."""
-    reported = status(_split(texts["status"]))
     node, system, release, version = uname
     return {
         "capabilities": capabilities(reported),
@@ -114,8 +116,7 @@ def _readable(path: str) -> bool:
 
 def status(lines: list[str]) -> dict[str, str]:
     """Return the fields of a process's status, see proc_pid_status(5)."""
-    pairs = (line.partition(":") for line in lines)
-    return {key: value.strip() for key, _, value in pairs}
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
 def capabilities(status: dict[str, str]) -> int:

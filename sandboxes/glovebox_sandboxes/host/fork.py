@@ -12,12 +12,14 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import host_view
 from glovebox_sandboxes.host.cgroup import Cgroup
+from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.process import END_SECONDS, START_SECONDS, read_words, seal_size
+
+_FDINFO_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -101,7 +103,7 @@ def fork(orders: socket.socket, zygote: host_view.ZygoteView, name: str, group: 
             raise LookupError(read_words(detail) or "its zygote has ended")
         failed.callback(os.close, pidfds[0])
         # proc(5), /proc/pid/fdinfo: the process's number on our side.
-        told = Path(f"/proc/self/fdinfo/{pidfds[0]}").read_text()
-        pid = int(told.partition("\nPid:")[2].split()[0])
+        with opened(f"/proc/self/fdinfo/{pidfds[0]}") as told:
+            pid = int(os.read(told, _FDINFO_BYTES).partition(b"\nPid:")[2].split()[0])
         failed.pop_all()
         return Fork(id=name, pid=pid, pidfd=pidfds[0], wire=ours, group=group, detail=detail, zygote=zygote)

@@ -8,8 +8,10 @@ meanwhile. See proc_pid_status(5), proc_pid_mountinfo(5), namespaces(7).
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from glovebox_sandboxes.host.descriptors import opened
 
 _UNMAPPED = 65534
 """Shown inside for a user or group of the host without a number there (kernel.overflowuid)."""
+_IDS = re.compile(r"^\d+ \d+ \d+:\d+", re.MULTILINE)
+"""Numbers of a mount, of the one that it is in, and of its device."""
+_OWNER = re.compile(r",uid=\d+,gid=\d+$", re.MULTILINE)
 _MAX_BYTES = 1 << 20
 """Of one file: a mount table of a few thousand lines; a sandbox's is shorter."""
 
@@ -118,8 +123,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(number) for number in text.split()}))
 
 
+@lru_cache(maxsize=64)
+def _mounts(told: str) -> tuple[MeasuredMount, ...]:
+    """Return the mounts of a mountinfo; those of a plan's forks differ in ids and owners alone."""
+    return tuple(MeasuredMount(**each) for each in inside.mounts(told.split("\n")[:-1]))
+
+
 def _lines(place: int, name: str) -> list[str]:
-    return _read(name, place).splitlines()
+    return _read(name, place).split("\n")[:-1]
 
 
 def _read(name: str, place: int | None = None) -> str:
@@ -148,7 +159,7 @@ _PARTS: Mapping[str, Callable[[int, dict[str, str]], Any]] = {
     "namespaces": lambda place, _: {
         name: inside.namespace_number(os.readlink(f"ns/{name}", dir_fd=place)) for name in NAMESPACES
     },
-    "mounts": lambda place, _: tuple(MeasuredMount(**each) for each in inside.mounts(_lines(place, "mountinfo"))),
+    "mounts": lambda place, _: _mounts(_OWNER.sub("", _IDS.sub("0 0 0:0", _read("mountinfo", place)))),
     "interfaces": lambda place, _: tuple(inside.interfaces(_lines(place, "net/dev"))),
 }
 """Readers by field: each takes the process's directory and its status, which is read first."""
