@@ -145,7 +145,7 @@ async def opened(settings: Settings, transport: str, *, worker: bool = False) ->
     """Open a server's parts for the length of the block; the stack takes them down in reverse.
 
     ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible. With ``worker``, a
-    process of its own prepares sandboxes: not worth it for a single call.
+    process of its own that prepares sandboxes is started; without, one that runs is used.
 
     Raises:
         ProfileError: A profile or the policy is invalid, or the environment it names is not built.
@@ -176,9 +176,8 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, worker: bool) -> tuple
     await enter(app.artifacts.opened())
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
-    client = WorkerClient(state, settings.data_dir, partial(_tell, app), shared=shared) if worker else None
-    if client is not None:
-        stack.callback(client.close)
+    client = WorkerClient(state, settings.data_dir, partial(_tell, app), shared=shared, starts=worker)
+    stack.callback(client.close)
     await enter(_on_record(app))
     await enter(app.refusals.recorded(audit))
     tasks = app.tasks = await enter(anyio.create_task_group())

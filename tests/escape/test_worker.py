@@ -65,9 +65,9 @@ def meddle(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
                 there.shutdown(socket.SHUT_RDWR)
             back.join()
 
-    def reached(state: Path, data: Path) -> socket.socket:
+    def reached(state: Path, data: Path, starts: bool) -> socket.socket:
         ours, theirs = socket.socketpair()
-        there = reach(state, data)
+        there = reach(state, data, starts)
         there.settimeout(None)
         threading.Thread(target=asks, args=(there, ours)).start()
         theirs.settimeout(1)

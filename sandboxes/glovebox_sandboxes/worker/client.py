@@ -252,9 +252,11 @@ class WorkerLink:
 class WorkerClient:
     """The worker of a server's state directory, started when it is needed and is not there."""
 
-    def __init__(self, state: Path, data: Path, tell: Callable[[Message], None], *, shared: bool) -> None:
-        """Find it by the state and data directory; ``tell`` gets its events."""
-        self._state, self._data, self._tell, self._shared = state, data, tell, shared
+    def __init__(
+        self, state: Path, data: Path, tell: Callable[[Message], None], *, shared: bool, starts: bool = True
+    ) -> None:
+        """Find it by its directories; ``tell`` gets its events. Unless it ``starts``, it may be missing."""
+        self._state, self._data, self._tell, self._shared, self._starts = state, data, tell, shared, starts
         self._link: WorkerLink | None = None
         self._lock = anyio.Lock()
         self._seen: dict[str, None] = {}
@@ -299,7 +301,13 @@ class WorkerClient:
         link = self._link
         if link is None or link.lost.is_set() or plan.digest not in link.prepared:
             await waits()
-            link = await self.prepare(driver, plan)
+            try:
+                link = await self.prepare(driver, plan)
+            except SandboxError:
+                if self._starts:
+                    raise
+                yield CallLease(None, lambda: None)
+                return
         number = link.number()
         seconds = plan.spec.limits.wall_seconds + GRACE_SECONDS + _RECORD_SECONDS
         message = {"kind": "lease", "lease": number, "plan": plan.digest, "key": key}
@@ -365,7 +373,7 @@ class WorkerClient:
         self._delay = min(max(least, self._delay * 2), most)
         self._retry_at = time.monotonic() + self._delay
         try:
-            link = WorkerLink(await anyio.to_thread.run_sync(_reach, self._state, self._data), self._tell)
+            link = WorkerLink(await anyio.to_thread.run_sync(_reach, self._state, self._data, self._starts), self._tell)
         except OSError as problem:
             raise _gone(str(problem)) from problem
         try:
@@ -428,12 +436,16 @@ def _gone(reason: str) -> SandboxError:
     return SandboxError("Asking the worker for a sandbox", reason, fix)
 
 
-def _reach(state: Path, data: Path) -> socket.socket:
-    """Connect to the worker, started if there is none. Blocking; raises OSError."""
+def _reach(state: Path, data: Path, starts: bool) -> socket.socket:
+    """Connect to the worker, which is started if there is none and it ``starts``. Blocking; raises OSError."""
+    if not starts and not (state / "worker").exists():
+        raise FileNotFoundError(state / "worker")
     with place.directory(state) as directory:
         address = place.address(directory, place.name(data))
         with suppress(FileNotFoundError, ConnectionRefusedError):
             return _connected(address)
+        if not starts:
+            raise FileNotFoundError(address)
         place.lock(directory)
         with suppress(FileNotFoundError, ConnectionRefusedError):
             return _connected(address)
