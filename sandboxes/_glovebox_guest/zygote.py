@@ -71,6 +71,9 @@ def main() -> None:
     # Forks are not waited for: the host sees their end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     work.warm_up()
+    if config["output"]:
+        # Who collects files would import it in each fork.
+        __import__("_glovebox_guest.pictures.header")
     _import_ahead(orders, config["preload"])
     for _ in range(_REHEARSALS):
         _rehearse({**config, "output": "", "overlay": [], "proxy": False})

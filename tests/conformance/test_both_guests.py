@@ -37,7 +37,7 @@ PROGRAMS = {
     "a daemon, and no harness": "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)\nos._exit(0)",
     "a child that prints": "import os\nif os.fork() == 0:\n    print('child'); os._exit(0)\nos.wait(); print('parent')",
     "a name with brackets": "open('/proc/self/comm', 'w')",
-    "time": "import time; time.sleep(60)",
+    "time": "import time; open('/output/a', 'w').write('kept'); time.sleep(60)",
     "processor": "while True: pass",
     "a file": "open('/output/a', 'w').write('content')",
     "files": "import os\nos.makedirs('/output/b/c')\nfor n in 'xyz': open(f'/output/b/c/{n}', 'w').write(n * 100_000)",
