@@ -284,10 +284,11 @@ async def test_a_killed_process_takes_only_its_own_sessions_along(transport: str
         for _ in range(4):  # whichever process takes it
             with closing(Wire(server)) as wire:
                 assert wire.ask(message(server, "tools/list", session, path))[0] == 404
-        assert all(new != lost for new in opened(server))
-        seen = set[int]()
-        while len(seen) < 2:
-            seen.add(httpx2.get(f"{server.url}/health", headers=server.headers, timeout=SECONDS).json()["process"])
+        for number, new in enumerate(opened(server)):
+            assert new != lost
+            named = {**server.headers, "Mcp-Session-Id": new}
+            told = httpx2.get(f"{server.url}/health", headers=named, timeout=SECONDS).json()
+            assert (told["process"], told["processes"]) == (number, 2)
         tasks.cancel_scope.cancel()
 
 
@@ -317,7 +318,7 @@ def test_what_keeps_the_first_process_from_starting_is_said_once(tmp_path: Path)
 
 @pytest.mark.parametrize(("patience", "gone"), [(30.0, False), (30.0, True), (0.2, False)])
 async def test_a_request_waits_for_a_process_that_takes_none(
-    patience: float, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    patience: float, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No more of it is read meanwhile, until it is taken, socket and bytes, or that process has gone, or it is late."""
     monkeypatch.setattr(http_timeouts, "HEAD_SECONDS", patience)
@@ -349,6 +350,7 @@ async def test_a_request_waits_for_a_process_that_takes_none(
                     assert (await stream.receive()).startswith(b"HTTP/1.1 404 ")
                     await stream.send(whole)
                 await until(lambda: made[0].taken[0] == 1)
+                assert "Exception" not in caplog.text
                 return
             with anyio.move_on_after(0.2):
                 await stream.send(bytes(1 << 26))

@@ -142,7 +142,6 @@ class Seat:
             if not told:  # too many files are open here: the connection is closed
                 continue
             connection = socket.socket(fileno=int.from_bytes(told[0][2], sys.byteorder))
-            connection.setblocking(False)
             task = loop.create_task(loop.connect_accepted_socket(partial(make, given=data), connection))
             self._taking.add(task)
             task.add_done_callback(self._taking.discard)
@@ -193,7 +192,6 @@ class SharedProtocol(TimeoutProtocol):
         owner = self._seat.owner_of(data[: end.start()], new=self._new)
         self._new = False
         if owner == self._seat.number:
-            self.flow.resume_reading()
             return False
         if self.transport.get_write_buffer_size():
             self.transport.close()  # its client did not wait for the last answer, which still goes out: RFC 9112, 9.3.2
