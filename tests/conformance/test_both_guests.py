@@ -19,6 +19,16 @@ pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.skipif(DIGEST == "",
 #: Programs by what they try. What they print is compared, so none prints a time or a number of a process.
 PROGRAMS = {
     "nothing": "",
+    "all that it is": (
+        "import os, resource, signal, sys\n"
+        "kept = ('Uid', 'Gid', 'Groups', 'NSpid', 'NSsid', 'Umask', 'Threads', 'Sig', 'Shd', 'Cap', 'No', 'Sec')\n"
+        "print(*(line for line in open('/proc/self/status') if line.startswith(kept)))\n"
+        "print(open('/proc/self/oom_score_adj').read(), os.getcwd(), sorted(os.environ.items()), sys.path, sys.argv)\n"
+        "print([resource.getrlimit(each) for each in range(16)], sorted(os.listdir('/proc/self/fd')))\n"
+        "print([(each, signal.getsignal(each)) for each in signal.valid_signals()], sorted(os.listdir('/proc')))\n"
+        "print([sorted(os.listdir(each)) for each in ('/tmp', '/dev', '/dev/shm', '/dev/pts', '/input')])\n"
+        "print(open('/proc/sys/user/max_user_namespaces').read())\n"
+    ),
     "both streams": "import sys; print(1); print(2, file=sys.stderr); 3",
     "an error": "1/0",
     "an exit": "raise SystemExit(7)",

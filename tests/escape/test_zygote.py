@@ -330,6 +330,8 @@ async def test_every_fork_is_another_user_of_the_host(workspace: Path) -> None:
             assert len(each) == 1
             assert each.isdisjoint({"0", str(os.getuid())})
         assert len(set.union(*users)) == len(users)
+        # And the zygote is itself again: nobody who has a fork's user could signal it.
+        await until(lambda: user(forks.pid).isdisjoint(set.union(*users)))
 
 
 def _sharing(flag: int) -> str:
