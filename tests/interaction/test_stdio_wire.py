@@ -52,7 +52,7 @@ class Process:
     def ended(self) -> str:
         """Wait for the end and return what the server noted then: why, and how many calls were cancelled."""
         assert self.process.wait(timeout=10) == 0
-        return (self.directory / "ended").read_text()
+        return (self.directory / "ended").read_text().rstrip("\n")
 
 
 def _request(number: int, method: str, params: dict[str, Any]) -> bytes:

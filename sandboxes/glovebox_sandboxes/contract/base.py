@@ -237,8 +237,9 @@ class Driver(Protocol):
     def open(self, plan: Plan) -> AbstractAsyncContextManager[OpenSandbox]:
         """Start a sandbox. However the context is left, nothing of the sandbox remains. Raises SandboxError."""
 
-    def adopt(self, stream: ByteStream) -> ByteStream:
-        """Return the channel of a sandbox that another process opened, by the stream that it has handed over."""
+    @property
+    def adopt(self) -> Callable[[ByteStream], ByteStream] | None:
+        """Return what makes a channel of the stream of a sandbox that another process opened; None if it is one."""
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """Provide prepared sandboxes for the length of the block; all of them must be closed before it ends.

@@ -416,7 +416,9 @@ async def _taken(
     except (ValueError, LookupError, TypeError):
         _close(descriptors)
         raise
-    channel = driver.adopt(await UNIXSocketStream.from_socket(wire))
+    channel: ByteStream = await UNIXSocketStream.from_socket(wire)
+    if driver.adopt is not None:
+        channel = driver.adopt(channel)
     return LeasedSandbox(said["sandbox"], channel, handed, look)
 
 

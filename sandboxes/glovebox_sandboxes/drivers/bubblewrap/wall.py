@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import anyio.to_thread
-from anyio.abc import ByteStream
 
 from _glovebox_guest.measure import status
 from glovebox_sandboxes.contract.base import GUEST_UID, Capabilities, Level, Limits, Missing, Plan, SandboxSpec
@@ -53,6 +52,7 @@ class Walled:
 
     name: ClassVar[str]
     level: ClassVar[Level]
+    adopt: ClassVar[None] = None
     limits: ClassVar[Mapping[str, str]] = {}
     """Mechanisms that are not the usual ones behind bwrap."""
 
@@ -118,10 +118,6 @@ class Walled:
                     for parent in self._parents:  # it was never started: they are empty
                         with suppress(OSError):
                             parent.rmdir()
-
-    def adopt(self, stream: ByteStream) -> ByteStream:
-        """See ``Driver.adopt``."""
-        return stream
 
     def _usable(self, spec: SandboxSpec) -> Runtime:
         """Return the environment's runtime. Raises UnsupportedSpecError if this host lacks what the spec needs."""

@@ -7,12 +7,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio.abc
 import anyio.to_thread
 import structlog
-from anyio.abc import ByteStream
 
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxSpec, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
@@ -229,6 +228,8 @@ class _EngineLink:
 class DockerDriver:
     """Driver of containers of the local Docker Engine; made by ``connect``."""
 
+    adopt: Final = AttachedStream
+
     def __init__(self, capabilities: Capabilities, connection: _EngineLink | None) -> None:
         self.name = capabilities.driver
         self.capabilities = capabilities
@@ -321,10 +322,6 @@ class DockerDriver:
                     await stream.aclose()
         finally:
             connection.remover.take(name, identifier)
-
-    def adopt(self, stream: ByteStream) -> AttachedStream:
-        """See ``Driver.adopt``."""
-        return AttachedStream(stream)
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""
