@@ -60,7 +60,8 @@ def test_an_id_names_a_process_that_serves(number: str, owner: int, seats: Seats
     longer = (
         f"POST /messages/?session_id={session}1 HTTP/1.1\r\nX-Mcp-Session-Id: {session}\r\nMcp-Session-Id: {session}1"
     )
-    for head in (other, longer):
+    deeper = f"POST /x?y=/messages/?session_id={session} HTTP/1.1"  # found, it would take time by the head's square
+    for head in (other, longer, deeper):
         assert seat.owner_of(head.encode(), new=False) == 0
 
 

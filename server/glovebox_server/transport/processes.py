@@ -42,17 +42,17 @@ _DIGITS = 2
 """Of an id, for the number; 114 bits of it are random."""
 _END = re.compile(rb"\n\r?\n")
 _ID = re.compile(
-    rb"\A\S+ \S*" + MESSAGES_PATH.rstrip("/").encode() + rb"/?\?(?:\S*&)?session_id=([0-9a-f]{32})(?![0-9a-f])"
+    rb"\A\S+ [^\s?]*" + MESSAGES_PATH.rstrip("/").encode() + rb"/?\?(?:\S*&)?session_id=([0-9a-f]{32})(?![0-9a-f])"
     rb"|^mcp-session-id:[ \t]*([0-9a-f]{32})[ \t]*\r?$",
     re.IGNORECASE | re.MULTILINE,
 )
-"""A session's id in a request's head, in the address for SSE."""
+"""A session's id in a request's head, in the address for SSE. It takes time in proportion to the head, of whatever."""
 _AT_ONCE = 32
 """Connections taken from the others in one turn of the event loop."""
 _MESSAGE_BYTES = 1 << 18
 """More than a process has read of a connection before it looks (a head, and what one read adds), and than is sent."""
 _ROOM = socket.CMSG_LEN(4)
-_AGAIN_SECONDS = 0.01
+_AGAIN_SECONDS = 0.05
 """Before a connection is offered again to a process that takes none now."""
 _RESTART_SECONDS = (0.1, 5.0)
 """Shortest and longest pause before a process that has ended is started again."""
