@@ -329,9 +329,10 @@ async def test_every_fork_is_another_user_of_the_host(workspace: Path) -> None:
         for each in (user(forks.pid), *users):
             assert len(each) == 1
             assert each.isdisjoint({"0", str(os.getuid())})
-        assert len(set.union(*users)) == len(users)
+        everybody = set.union(*users)
+        assert len(everybody) == len(users)
         # And the zygote is itself again: nobody who has a fork's user could signal it.
-        await until(lambda: user(forks.pid).isdisjoint(set.union(*users)))
+        await until(lambda: user(forks.pid).isdisjoint(everybody))
 
 
 def _sharing(flag: int) -> str:
@@ -368,6 +369,20 @@ async def test_what_a_zygote_leaves_out_is_found_in_every_fork(
             found = str(problem)
     assert told in found
     assert bool(found) == bool(told)
+
+
+@pytest.mark.parametrize("end", ["os.waitpid(child, 0)", "os.read(reading, 1)"], ids=["reaped", "still there"])
+async def test_what_children_use_counts(workspace: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Where no group counts, the guest reads one process's time only if it was alone and had no children."""
+    monkeypatch.setattr(cgroup, "detect", lambda _: None)
+    spend = "while time.process_time() < 0.3:\n        pass\n    os.write(writing, b'x')\n    "
+    last = "os._exit(0)" if "waitpid" in end else "time.sleep(600)"
+    code = f"reading, writing = os.pipe()\nchild = os.fork()\nif child == 0:\n    {spend}{last}\n{end}"
+    async with zygote(workspace, name="rlimits") as forks, forks.one() as proved:
+        used = (await outcome_of(proved, f"import os, time\n{code}")).usage
+    assert used.cpu_from == "guest"
+    assert used.cpu_ms is not None
+    assert used.cpu_ms >= 300
 
 
 CRASHES = {
