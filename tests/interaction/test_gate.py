@@ -37,10 +37,10 @@ LATER = "2099-01-01"
 
 
 @pytest.fixture(params=[1, 2], autouse=True)
-def processes(request: pytest.FixtureRequest) -> Iterator[None]:
+def processes(request: pytest.FixtureRequest) -> Iterator[int]:
     """A server alone, and as the first of two processes."""
     with first_of_two() if request.param == 2 else contextlib.nullcontext():
-        yield
+        yield request.param
 
 
 async def _status(server: Served, request: bytes) -> tuple[int, bytes]:
@@ -96,7 +96,7 @@ async def _session(server: Served) -> dict[str, str]:
     return {"Mcp-Session-Id": session, "Mcp-Protocol-Version": "2025-11-25"}
 
 
-async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
+async def test_every_route_and_method_needs_a_token(processes: int, tmp_path: Path) -> None:
     """M2: without a token, with a wrong one, half of one, or a doubled header, the answer is 401 everywhere."""
     async with served(tmp_path, "http") as server:
         token = server.tokens["alice"]
@@ -121,7 +121,7 @@ async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
         told = json.loads(body)
         assert (status, told["status"]) == (200, "ok")
         told_of = {"longest_stall_ms", "unusable_token_files", "unusable_policy", "refused_requests"}
-        assert set(told) == {"status"} | told_of
+        assert told.keys() == {"status", *told_of, *(("process", "processes") if processes == 2 else ())}
         assert (await _status(server, _request(server, "GET", "/health", {"Authorization": f"bearer {token}"})))[
             0
         ] == 200
