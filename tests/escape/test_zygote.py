@@ -335,6 +335,13 @@ async def test_every_fork_is_another_user_of_the_host(workspace: Path) -> None:
         await until(lambda: user(forks.pid).isdisjoint(everybody))
 
 
+#: Paths that are there are to be found: what a zygote has to look for is in its last argument.
+MASKS = """import json, sys
+config = json.loads(sys.argv[-1])
+config["hidden"], config["masked"] = ["/etc", "/none"], ["/workspace/used.py", "/workspace/", "/output/"]
+sys.argv[-1] = json.dumps(config)""".replace("\n", "; ")
+
+
 def _sharing(flag: int) -> str:
     return f"zygote._NEW_NAMESPACES &= ~{flag:#x}"
 
@@ -352,14 +359,16 @@ def _sharing(flag: int) -> str:
         ),
         (_sharing(0x4000_0000), "CLONE_NEWNET | ", "Operation not permitted"),
         (_sharing(0x0800_0000), "CLONE_NEWIPC | ", "ipc"),
+        ("zygote.reseed = zygote.os.pipe", "    close(pidfd);\n", "open descriptors"),
+        (MASKS, "", "['/etc', '/workspace/used.py', '/workspace/']"),
     ],
-    ids=["nothing", "capabilities", "pid", "filter", "net", "ipc"],
+    ids=["nothing", "capabilities", "pid", "filter", "net", "ipc", "descriptors", "masks"],
 )
 async def test_what_a_zygote_leaves_out_is_found_in_every_fork(
     workspace: Path, before: str, line: str, told: str, process_1: str
 ) -> None:
     """A fork is measured like any other sandbox: from inside, and by the host. The control is one with all of it."""
-    if process_1 == "c":
+    if process_1 == "c" and line:
         before = zygotes.without(line, workspace)
     async with zygote(workspace, before=before) as forks, forks.source.open() as sandbox:
         try:
