@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import os
 import select
 import signal
@@ -31,7 +30,7 @@ from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
 from glovebox_sandboxes.session.run import GRACE_SECONDS
 from glovebox_sandboxes.worker import place
-from glovebox_sandboxes.worker.messages import HEAD, MAX_DESCRIPTORS, Message, Reader
+from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, Reader, encode
 from glovebox_sandboxes.worker.tables import Alone, SharedTable
 
 START_SECONDS = 20.0
@@ -178,8 +177,7 @@ class WorkerLink:
     def send(self, message: Message) -> None:
         """Send a message; the connection is lost if the worker does not take it."""
         try:
-            text = json.dumps(message, separators=(",", ":")).encode()
-            self._link.sendall(HEAD.pack(len(text)) + text)
+            self._link.sendall(encode(message))
         except OSError:
             self.close()
 
