@@ -206,6 +206,11 @@ class Wire:
         """Take the next bytes, for ``event``."""
         self._buffer += data
 
+    @property
+    def holds(self) -> int:
+        """Return the number of bytes that were fed and are of no event yet."""
+        return len(self._buffer)
+
     def event(self) -> WireEvent | None:
         """Return the next whole frame's event, or None; a reader can pause in between. Raises ProtocolError."""
         buffer = self._buffer

@@ -1,5 +1,9 @@
 """Ready sandboxes, turns and processors are shared out by key, over all servers; everything is in memory."""
 
+from typing import Any
+
+import pytest
+from tests.fixtures.pools import PLAN
 from tests.fixtures.worker_scene import Makes, worker_scene
 
 from glovebox_sandboxes.worker import answering
@@ -87,3 +91,45 @@ def test_turns_hold_across_servers() -> None:
         servers[0].end(bounded[0])
         scene.settle()
         assert {"granted", "refused"} & {*servers[2].said(bounded[2])}
+
+
+def test_who_waits_is_not_kept_waiting_by_what_is_left_for_others() -> None:
+    """Many stand ready and are reserved: one is prepared for each who waits all the same."""
+    with worker_scene() as (scene, server):
+        server.shared = True
+        server.prepare()
+        scene.settle()
+        for lease in [server.ask("before") for _ in range(12)]:
+            scene.settle()
+            server.end(lease)
+        assert len(scene.settle()) > 8
+        leases = [server.ask("greedy") for _ in range(12)]
+        scene.settle()
+        assert all(server.got(each) for each in leases)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds": "x"}, {"seconds": float("nan")}, {"seconds": -1.0}, {"bound": "x"}, {"bound": 0}, {"bound": True},
+        {"key": ["a"]}, {"plan": 1}, {"lease": 1}, {"lease": "1"},
+        {"kind": "prepare", "driver": "fake", "shared": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_lease_ends_its_server_alone(wrong: dict[str, Any]) -> None:
+    """With all of its calls, those that wait for a turn first; others' calls go on, and get the turns that it had."""
+    with worker_scene() as (scene, server):
+        server.warm()
+        bad = scene.server()
+        held = [server.ask(f"key{number}") for number in range(6)]
+        for _ in range(12):
+            bad.ask("bad")
+        waiting = [server.ask(f"key{number}") for number in range(6)]
+        scene.settle()
+        right = {"kind": "lease", "lease": 100, "plan": PLAN.digest, "key": "", "seconds": 1.0, "bound": None}
+        bad.send(**{**right, **wrong})
+        scene.settle()
+        assert all({"granted", "refused"} & {*server.said(each)} for each in (*held, *waiting))
+        with pytest.raises(ConnectionError):
+            bad.send(**right)

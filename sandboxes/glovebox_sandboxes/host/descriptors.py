@@ -1,6 +1,8 @@
 """Open descriptors for the length of a block. Must import nothing of ours."""
 
 import os
+import socket
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,3 +16,14 @@ def opened(path: str | Path, flags: int = 0, mode: int = 0o777, *, dir_fd: int |
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def receive(link: socket.socket, size: int, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """Receive bytes and descriptors, which no program that is run inherits: ``socket.recv_fds`` ignores its flags."""
+    room = socket.CMSG_SPACE(most * array("i").itemsize)
+    data, ancillary, _, _ = link.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC | flags)
+    found = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(content[: len(content) - len(content) % found.itemsize])
+    return data, list(found)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import host_view
 from glovebox_sandboxes.host.cgroup import Cgroup
-from glovebox_sandboxes.host.descriptors import opened
+from glovebox_sandboxes.host.descriptors import opened, receive
 from glovebox_sandboxes.host.process import END_SECONDS, START_SECONDS, read_words, seal_size
 
 _FDINFO_BYTES = 4096
@@ -98,7 +98,7 @@ def fork(orders: socket.socket, zygote: host_view.ZygoteView, name: str, group: 
         socket.send_fds(orders, [json.dumps({"uid": uid}).encode()], descriptors)
         sent.close()
         ours.settimeout(START_SECONDS)
-        _, pidfds, _, _ = socket.recv_fds(ours, 1, 1)
+        _, pidfds = receive(ours, 1, 1)
         if not pidfds:
             raise LookupError(read_words(detail) or "its zygote has ended")
         failed.callback(os.close, pidfds[0])

@@ -146,13 +146,13 @@ def hand_over(channel: ByteStream, first: Callable[[], int | None], group: Group
     """
     handed = {"wire": os.dup(channel.extra(SocketAttribute.raw_socket).fileno())}  # noqa: S610 - not Django's
     pid = first()
-    with suppress(ProcessLookupError, PermissionError):
+    with suppress(OSError):  # it has just ended, or no descriptor is left
         if pid is not None:
             handed["pidfd"] = os.pidfd_open(pid)
             if first() != pid:  # it has ended, and its number may be another's
                 os.close(handed.pop("pidfd"))
-    if (place := group.counters().get("time")) is not None:
-        handed["time"] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        if (place := group.counters().get("time")) is not None:
+            handed["time"] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     return handed
 
 

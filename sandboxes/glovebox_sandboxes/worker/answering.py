@@ -15,20 +15,20 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
-from glovebox_sandboxes.contract.base import Driver, Limits, Mount, Plan, SandboxSpec, SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.drivers.registry import DRIVERS
-from glovebox_sandboxes.host import owner
-from glovebox_sandboxes.host.descriptors import opened
+from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec, SandboxStats
+from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.host.descriptors import opened, receive
 from glovebox_sandboxes.host.mounts import MountWatch
 from glovebox_sandboxes.sharing import FairLimiter, weigh_all
 from glovebox_sandboxes.worker import place
 from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, Reader, encode
+from glovebox_sandboxes.worker.plans import PlanFinder, read_spec
 from glovebox_sandboxes.worker.queue import REVIEW_SECONDS, LeaseQueue
 from glovebox_sandboxes.worker.source import PreparedSandbox, SourceThread
 
@@ -45,9 +45,10 @@ IDLE_SECONDS = 60.0
 """From the end of the last connection to the worker's own."""
 _FULL_SECONDS = 0.05
 """Before the next look at a connection for which no descriptor is left."""
-_MOST_DRIVERS = 8
-"""Of one name, each with what was installed when it was connected: servers keep what they began with."""
-_RESTART = "Restart the servers of this state directory together."
+_AGAIN_SECONDS = 60.0
+"""Before a plan that was not ours is prepared again, if its server asks."""
+_MOST_SECONDS = 1e6
+"""Of a lease."""
 LATE_SECONDS = 5.0
 """After a lease's deadline, until its sandbox is ended whatever its server does."""
 _START_SECONDS = 60.0
@@ -55,6 +56,9 @@ _START_SECONDS = 60.0
 _SEND_SECONDS = 1.0
 """Until a server that reads nothing is dropped."""
 _READ = 1 << 16
+
+
+Then = Callable[["LeaseQueue | SandboxError"], None]
 
 
 @dataclass(eq=False)
@@ -80,6 +84,8 @@ class HeldLease:
         """Take its turn: a sandbox that is ready, the next, or leave to start one."""
         self.has_turn = True
         self.connection.worker.begun(self)
+        if self.ending:
+            return
         if self.queue is None:
             self.refuse()
         elif self.queue.lease(self):
@@ -143,7 +149,7 @@ class ServerLink:
     def read(self) -> None:
         """Take what the server has sent; close the connection if that breaks a rule, or it has gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._link, _READ, MAX_DESCRIPTORS)
+            data, descriptors = receive(self._link, _READ, MAX_DESCRIPTORS)
             if not data:
                 self.close()
             for message, given in self._reader.feed(data, descriptors):
@@ -176,8 +182,9 @@ class ServerLink:
             self.worker.forget(self, self._link)
             self._link.close()
             self._reader.close()
-            for lease in tuple(self._leases.values()):
-                self._end(lease)
+            # First those that wait for a turn: they would get those of the others.
+            for lease in sorted(self._leases.values(), key=lambda each: each.has_turn):
+                _act(partial(self._end, lease))
 
     def tell_table(self, prepared: PreparedSandbox) -> None:
         """Send a table that this server has not got yet."""
@@ -221,23 +228,37 @@ class ServerLink:
 
     def _prepare(self, message: Message) -> None:
         """Prepare sandboxes of a spec by a plan of our own, which has to be the server's."""
-        told: Message = {"kind": "prepared", "plan": message["plan"]}
-        try:
-            spec = _spec_of(message["spec"])
-            self._queues[message["plan"]] = self.worker.queue(
-                message["driver"], spec, message["plan"], shared=message["shared"]
-            )
-        except (SandboxError, UnsupportedSpecError) as problem:
-            self._queues[message["plan"]] = None
-            told |= {"what": problem.what, "reason": problem.reason, "fix": problem.fix}
-        self.send(told)
+        plan, shared = message["plan"], message["shared"]
+        if (type(plan), type(shared)) != (str, bool):
+            raise ValueError("a plan that is none")
+
+        def prepared(found: LeaseQueue | SandboxError) -> None:
+            told: Message = {"kind": "prepared", "plan": plan}
+            if isinstance(found, SandboxError):
+                self._queues[plan] = None
+                self.worker.after(_AGAIN_SECONDS, partial(self._forget, plan))
+                told |= {"what": found.what, "reason": found.reason, "fix": found.fix}
+            else:
+                self._queues[plan] = found
+            self.send(told)
+
+        self.worker.prepare(message["driver"], read_spec(message["spec"]), plan, shared, prepared)
+
+    def _forget(self, plan: str) -> None:
+        if self._queues.get(plan) is None:
+            self._queues.pop(plan, None)
 
     def _lease(self, message: Message) -> None:
+        number, key, plan, seconds, bound = (message[name] for name in ("lease", "key", "plan", "seconds", "bound"))
+        named = (type(number), type(key), type(plan)) == (int, str, str) and number not in self._leases
+        timed = type(seconds) in {int, float} and 0 <= seconds <= _MOST_SECONDS
+        if not (named and timed and (bound is None or (type(bound) is int and bound > 0))):
+            raise ValueError("a lease that is none")  # others' turns are compared with it
         lease = HeldLease(
-            connection=self, number=message["lease"], key=message["key"], seconds=message["seconds"],
-            bound=message["bound"], known=message["plan"] in self._queues, queue=self._queues.get(message["plan"]),
+            connection=self, number=number, key=key, seconds=seconds, bound=bound,
+            known=plan in self._queues, queue=self._queues.get(plan),
         )  # fmt: skip
-        self._leases[lease.number] = lease
+        self._leases[number] = lease
         self.worker.turns.ask(lease.key, lease.begin, lease.bound)
         if not lease.has_turn:
             self.send({"kind": "queued", "lease": lease.number})
@@ -257,23 +278,14 @@ class ServerLink:
         queue, prepared = lease.queue, lease.prepared
         if queue is not None and lease in queue.waiting:
             queue.waiting.remove(lease)
-        lease.started()
-        self.worker.over(lease)
-        if queue is None or prepared is None:
-            return
 
         def ended(stayed: str) -> None:
             self.send({"kind": "ended", "lease": lease.number, "stayed": stayed})
 
-        self.worker.later(lambda: queue.end(prepared, ended))
-
-
-def _spec_of(told: Message) -> SandboxSpec:
-    """Read a spec; no value is converted, or its plan would have another digest. Raises TypeError, LookupError."""
-    mounts = tuple(Mount(**each) for each in told["mounts"])
-    lists = {name: tuple(told[name]) for name in ("masks", "preload")}
-    labels = tuple((name, value) for name, value in told["labels"])
-    return SandboxSpec(**{**told, **lists, "limits": Limits(**told["limits"]), "mounts": mounts, "labels": labels})
+        if queue is not None and prepared is not None:
+            self.worker.later(lambda: queue.end(prepared, ended))
+        lease.started()
+        self.worker.over(lease)
 
 
 def _act(action: Callable[[], object]) -> None:
@@ -286,14 +298,11 @@ def _act(action: Callable[[], object]) -> None:
 class SandboxWorker:
     """Everything that the answering thread has; other threads only call ``tell``."""
 
-    def __init__(self, listener: socket.socket, data: Path, portal: BlockingPortal, held: ExitStack) -> None:
-        self._listener, self._data, self._portal, self._held = listener, data, portal, held
+    def __init__(self, listener: socket.socket, data: Path, portal: BlockingPortal) -> None:
+        self._listener, self._portal = listener, portal
+        self.plans = PlanFinder(data, portal, self.tell)
         self._selector = selectors.DefaultSelector()
         self._connections: set[ServerLink] = set()
-        self._drivers: dict[str, list[Driver]] = {}
-        """By name, the newest last."""
-        self._strange: set[str] = set()
-        """Digests of plans for which a driver was connected anew."""
         self._queues: dict[tuple[str, str], LeaseQueue] = {}
         self.mounted = MountWatch()
         self.turns = FairLimiter(RUNNING, shared=True)
@@ -346,17 +355,27 @@ class SandboxWorker:
             self._defer_until = time.monotonic() + (DEFER_SECONDS if self._active else ANSWER_SECONDS)
         self._deferred.append(action)
 
-    def queue(self, driver: str, spec: SandboxSpec, digest: str, *, shared: bool) -> LeaseQueue:
-        """Return the queue of a plan that we made too, and that has this digest. Raises SandboxError."""
+    def prepare(self, driver: str, spec: SandboxSpec, digest: str, shared: bool, then: Then) -> None:
+        """Call ``then`` with the queue of a plan that we make too, and that has this digest, or why there is none."""
+
+        def found(made: tuple[Driver, Plan] | SandboxError) -> None:
+            known = self._queues.get((driver, digest))
+            if known is None:
+                if isinstance(made, SandboxError):
+                    then(made)
+                    return
+                self._retire(made[1])
+                known = self._queues[driver, digest] = LeaseQueue(self, *made)
+            known.shared |= shared
+            for sibling in self.siblings(known):
+                sibling.keep_filled()
+            then(known)
+
         known = self._queues.get((driver, digest))
         if known is None:
-            found, plan = self._plan(driver, spec, digest)
-            self._retire(plan)
-            known = self._queues[driver, digest] = LeaseQueue(self, found, plan, shared=shared)
-        known.shared |= shared
-        for sibling in self.siblings(known):
-            sibling.keep_filled()
-        return known
+            self.plans.find(driver, spec, digest, found)
+        else:
+            found((known.driver, known.plan))
 
     def siblings(self, queue: LeaseQueue) -> list[LeaseQueue]:
         """Return the queues that differ from it only in what is preloaded: they are kept and cleared together."""
@@ -423,7 +442,7 @@ class SandboxWorker:
         self._selector.register(link, selectors.EVENT_READ, connection.read)
 
     def _pause(self) -> float:
-        ends = [each[0] for each in self._timers[:1]]
+        ends = [time.monotonic() + REVIEW_SECONDS, *(each[0] for each in self._timers[:1])]
         if self._deferred:
             ends.append(self._defer_until)
         if not self._connections:
@@ -434,10 +453,10 @@ class SandboxWorker:
         return any(queue.waiting for queue in self._queues.values())
 
     def _review(self) -> None:
-        for queue in self._queues.values():
-            queue.review()
-            self.later(queue.order)
         self.after(REVIEW_SECONDS, self._review)
+        for queue in self._queues.values():
+            _act(queue.review)
+            self.later(queue.order)
 
     def begin(self, queue: LeaseQueue) -> SourceThread:
         """See ``queue.Shop``."""
@@ -465,22 +484,6 @@ class SandboxWorker:
                 connection.send(told)
         if what == "opened":
             self.later(queue.order)
-
-    def _plan(self, name: str, spec: SandboxSpec, digest: str) -> tuple[Driver, Plan]:
-        """Return the driver that makes this plan; connect one anew if none does: what is installed may have changed."""
-        drivers = self._drivers.setdefault(name, [])
-        while True:
-            for driver in reversed(drivers):
-                with suppress(UnsupportedSpecError):
-                    plan = driver.plan(spec)
-                    if plan.digest == digest:
-                        return driver, plan
-            if digest in self._strange or len(drivers) == _MOST_DRIVERS:
-                raise SandboxError("Preparing a sandbox", "its worker makes another plan of it", _RESTART)
-            self._strange.add(digest)
-            (entry,) = [each for each in DRIVERS if each.name == name]
-            connecting = entry.connect(self._data, owner.server_id())
-            drivers.append(self._held.enter_context(self._portal.wrap_async_context_manager(connecting)))
 
     def _retire(self, plan: Plan) -> None:
         """Retire queues that differ from this plan in masks alone: those have usually changed."""

@@ -26,6 +26,7 @@ from glovebox_sandboxes.contract.base import Driver, Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Measured
 from glovebox_sandboxes.drivers.registry import Waits
+from glovebox_sandboxes.host.descriptors import receive
 from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
 from glovebox_sandboxes.session.run import GRACE_SECONDS
@@ -191,8 +192,11 @@ class WorkerLink:
 
     async def look(self, lease: int, kill: bool) -> Message | None:
         """Return the worker's counts of a sandbox, which is killed before if ``kill``."""
-        self.send({"kind": "look", "lease": lease, "kill": kill})
         answers = self._answers[lease]
+        before = [each for each in _drained(answers) if each[0]["kind"] != "looked"]  # of a look that came too late
+        for each in before:
+            answers.put_nowait(each)
+        self.send({"kind": "look", "lease": lease, "kill": kill})
         said, _ = await answers.get()
         if said["kind"] != "looked":  # the connection is lost, or the lease is over
             answers.put_nowait((said, []))
@@ -220,7 +224,7 @@ class WorkerLink:
 
     def _receive(self) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._link, _READ, MAX_DESCRIPTORS, socket.MSG_DONTWAIT)
+            data, descriptors = receive(self._link, _READ, MAX_DESCRIPTORS, socket.MSG_DONTWAIT)
             if not data:
                 self.close()
             for message, given in self._reader.feed(data, descriptors):
@@ -397,9 +401,14 @@ async def _answer(link: WorkerLink, answers: Answers, waits: Waits) -> tuple[Mes
         if wait.cancelled_caught:
             reason = f"the calls of all servers have every turn, and none came within {TURN_SECONDS:.0f} seconds"
             raise SandboxError("Waiting for a turn", reason, "Call again later.")
-    while said["kind"] == "waiting":
+    if said["kind"] == "waiting":
         await waits()
-        said, descriptors = await link.next(answers, WAITING_SECONDS)
+        with anyio.move_on_after(WAITING_SECONDS) as wait:
+            while said["kind"] == "waiting":
+                said, descriptors = await answers.get()
+        if wait.cancelled_caught:
+            reason = f"none was ready or could be started within {WAITING_SECONDS:.0f} seconds"
+            raise SandboxError("Waiting for a sandbox", reason, "Call again later.")
     if said["kind"] == "lost":
         raise _gone("it has ended")
     return said, descriptors
@@ -408,16 +417,16 @@ async def _answer(link: WorkerLink, answers: Answers, waits: Waits) -> tuple[Mes
 async def _taken(
     said: Message, descriptors: list[int], driver: Driver, look: Callable[[bool], Looked]
 ) -> LeasedSandbox:
-    try:
+    with ExitStack() as failed:
+        failed.callback(_close, descriptors)
         handed = dict(zip(said["handed"], descriptors, strict=True))
-        wire = socket.socket(fileno=handed.pop("wire"))
-    except (ValueError, LookupError, TypeError):
-        _close(descriptors)
-        raise
-    channel: ByteStream = await UNIXSocketStream.from_socket(wire)
-    if driver.adopt is not None:
-        channel = driver.adopt(channel)
-    return LeasedSandbox(said["sandbox"], channel, handed, look)
+        channel: ByteStream = await UNIXSocketStream.from_socket(handed["wire"])
+        if driver.adopt is not None:
+            channel = driver.adopt(channel)
+        sandbox = LeasedSandbox(said["sandbox"], channel, handed, look)
+        failed.pop_all()
+    del handed["wire"]
+    return sandbox
 
 
 async def _confirm(answers: Answers, name: str) -> None:
@@ -459,7 +468,7 @@ def _reach(state: Path, data: Path, starts: bool) -> socket.socket:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={},
+                env=place.engine(),
                 cwd="/",
                 start_new_session=True,
             )

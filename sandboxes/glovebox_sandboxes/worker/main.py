@@ -10,7 +10,7 @@ import select
 import socket
 import sys
 import traceback
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from anyio.from_thread import start_blocking_portal
@@ -30,8 +30,8 @@ def main(state: Path, data: Path, *, alone: bool = False) -> None:
             _listen(listener, path)
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         try:
-            with start_blocking_portal() as portal, ExitStack() as drivers:
-                worker = SandboxWorker(listener, data, portal, drivers)
+            with start_blocking_portal() as portal:
+                worker = SandboxWorker(listener, data, portal)
                 while True:
                     worker.run()
                     place.lock(directory)

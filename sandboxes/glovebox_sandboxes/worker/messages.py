@@ -57,6 +57,8 @@ class Reader:
             try:
                 message = json.loads(text)
                 count = message.get("fds", 0)
+                if not 0 <= count <= len(self._descriptors):
+                    raise ValueError(f"a message with {count} descriptors, where {len(self._descriptors)} came")
                 yield message, [self._descriptors.popleft() for _ in range(count)]
             except (AttributeError, TypeError, IndexError) as problem:
                 raise ValueError(f"not a message: {problem}") from problem

@@ -37,8 +37,13 @@ def directory(state: Path) -> Iterator[int]:
 
 
 def name(data: Path) -> str:
-    """Return the name of the socket of this version's worker for a data directory."""
-    return hashlib.sha256(f"{VERSION} {data}".encode()).hexdigest()[:16]
+    """Return the name of the socket of this version's worker for a data directory and a Docker Engine."""
+    return hashlib.sha256(f"{VERSION} {data} {engine()}".encode()).hexdigest()[:16]
+
+
+def engine() -> dict[str, str]:
+    """Return what of the environment says which Docker Engine is meant: a server gets sandboxes of no other."""
+    return {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if os.environ.get("DOCKER_HOST") else {}
 
 
 def address(place: int, of: str) -> str:

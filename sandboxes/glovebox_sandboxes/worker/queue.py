@@ -85,11 +85,12 @@ class Supply:
 class LeaseQueue:
     """The sandboxes of one plan that wait for a call, in the order in which they got ready."""
 
-    def __init__(self, shop: "Shop", driver: Driver, plan: Plan, *, shared: bool) -> None:
+    def __init__(self, shop: "Shop", driver: Driver, plan: Plan) -> None:
         """Set up an empty queue in a worker."""
         self.driver, self.plan = driver, plan
         self.without = plan.spec.without_preload()
-        self.shared = shared
+        self.shared = False
+        """Calls have more than one key, and each leaves something for others."""
         self.used_at = time.monotonic()
         self.capacity = MOST_READY
         self.peak = 0
@@ -152,14 +153,22 @@ class LeaseQueue:
             self.keep_filled()
             return
         wanted = min(self.wanted, 1) if self.calls else self.wanted
-        for _ in range(wanted + len(self.waiting) - len(self.ready) - supply.preparing):
+        # Those that are ready may be reserved from those who wait.
+        for _ in range(max(0, wanted - len(self.ready)) + len(self.waiting) - supply.preparing):
             supply.preparing += 1
             supply.living += 1
-            make = partial(supply.thread.make, supply.fingerprint, partial(self._made, supply))
             if supply.thread.quick:
-                make()
+                self._make(supply)
             else:
-                self._shop.starts.ask("", make)
+                self._shop.starts.ask("", partial(self._make, supply))
+
+    def _make(self, supply: Supply) -> None:
+        if supply is self.supply:
+            supply.thread.make(supply.fingerprint, partial(self._made, supply))
+            return
+        supply.preparing -= 1
+        self._shop.starts.release("")  # it has waited for its turn, until it was closed
+        self._gone(supply)
 
     def review(self) -> None:
         """Lower the peak, follow the host's memory, and close a source that is old or unused."""

@@ -90,6 +90,7 @@ class OpenedSandbox:
         self.wire = socket.socket(fileno=self._handed["wire"])
         self.wire.setblocking(False)
         self.over = anyio.Event()
+        self.looking = anyio.Lock()
         self.ended: Callable[[str], None] = lambda _: None
 
     def hand_over(self) -> dict[str, int]:
@@ -172,14 +173,15 @@ class SourceThread(threading.Thread):
     def look(self, made: LiveSandbox, told: Callable[[SandboxStats | None], None], *, kill: bool) -> None:
         """Order the host's observations of a sandbox that its driver opened, killed before if ``kill``."""
         if isinstance(made, OpenedSandbox):
-            self._portal.start_task_soon(self._look, made.sandbox, told, kill)
+            self._portal.start_task_soon(self._look, made, told, kill)
 
-    async def _look(self, sandbox: OpenSandbox, told: Callable[[SandboxStats | None], None], kill: bool) -> None:
+    async def _look(self, opened: OpenedSandbox, told: Callable[[SandboxStats | None], None], kill: bool) -> None:
         found = None
         try:
-            if kill:
-                await sandbox.kill()
-            found = await sandbox.stats()
+            async with opened.looking:
+                if kill:
+                    await opened.sandbox.kill()
+                found = await opened.sandbox.stats()
         except Exception:  # noqa: BLE001 - of one sandbox; the server hears that there is nothing
             traceback.print_exc()
         self._tell(lambda: told(found))
@@ -200,7 +202,9 @@ class SourceThread(threading.Thread):
         stayed: SandboxError | None = None
         try:
             async with self._driver.open(self._plan) as sandbox:
-                body = await first_message(GuestConnection(sandbox.channel), sandbox)
+                link = GuestConnection(sandbox.channel)
+                body = await first_message(link, sandbox)
+                _require_silence(link.wire)
                 view = await sandbox.host_view()
                 held = OpenedSandbox(sandbox)
                 try:
@@ -208,6 +212,7 @@ class SourceThread(threading.Thread):
                     opened = held
                     self._tell(lambda: made(prepared))
                     await held.over.wait()
+                    await held.looking.acquire()
                 finally:
                     held.close()
         except Exception as problem:  # noqa: BLE001 - of one sandbox; it is told
@@ -235,6 +240,12 @@ async def _set(event: anyio.Event) -> None:
     event.set()
 
 
+def _require_silence(codec: wire.Wire) -> None:
+    """Raise SandboxError if a guest has said more than it was asked: who reads on from the socket would lose it."""
+    if codec.holds:
+        raise job_failed("it spoke without a job")
+
+
 def _known(problem: Exception) -> SandboxError:
     if isinstance(problem, SandboxError):
         return problem
@@ -256,5 +267,6 @@ def _wait_until_ready(fork: Fork) -> dict[str, Any]:
         raise job_failed(f"it broke the wire's protocol: {problem}") from None
     except TimeoutError:
         raise job_failed(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
+    _require_silence(codec)
     fork.wire.setblocking(False)
     return raw(event[2]["body"])
