@@ -1,4 +1,4 @@
-"""The drivers that make the plans of servers: connected in a portal, while the answering thread goes on."""
+"""The drivers that make the plans of servers: connected in a portal, which the answering thread does not wait for."""
 
 import time
 import traceback
@@ -36,7 +36,7 @@ class PlanFinder:
         self._drivers: dict[str, list[Driver]] = {name: [] for name in _ENTRIES}
         """Those that are usable, the newest last."""
         self._connecting: dict[str, list[Callable[[], None]]] = {}
-        """What waits for a driver that is being connected."""
+        """Searches that wait for a driver that is being connected."""
         self._strange: dict[str, float] = {}
         """Plans for which a driver was connected anew, and until when none is again."""
 
