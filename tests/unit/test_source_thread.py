@@ -2,13 +2,19 @@
 
 import queue
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 from tests.fixtures.pools import PLAN, Fake
 
 from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.worker import place, plans
 from glovebox_sandboxes.worker.source import OpenedSandbox, PreparedSandbox, SourceThread
 
 
@@ -100,3 +106,41 @@ def test_one_whose_channel_holds_more_than_was_asked_is_not_handed_over() -> Non
     sandbox: Any = type("Sandbox", (), {"channel": type("Channel", (), {"is_between": False})})
     with pytest.raises(SandboxError, match="it spoke without a job"):
         OpenedSandbox(sandbox)
+
+
+def test_a_driver_that_is_down_is_tried_again_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan is refused meanwhile; nothing waits for its connection but who asked. Then a plan has its driver."""
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    now, tried, found = [0.0], list[bool](), list[Any]()
+
+    def connect(_data: object, _server: str) -> Any:
+        tried.append(len(tried) > 0)
+        capabilities = SimpleNamespace(usable=tried[-1])
+        return nullcontext(SimpleNamespace(capabilities=capabilities, plan=lambda _: PLAN))
+
+    monkeypatch.setattr(plans, "_ENTRIES", {"fake": SimpleNamespace(name="fake", connect=connect)})
+    monkeypatch.setattr(plans, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with start_blocking_portal() as portal:
+        finder = plans.PlanFinder(Path(), portal, told.put)
+        for number in range(3):
+            finder.find("fake", PLAN.spec, PLAN.digest, found.append)
+            if number == 0:
+                told.get(timeout=30)()
+        assert ([type(each) for each in found], tried) == ([SandboxError] * 3, [False])
+        now[0] += registry.RETRY_SECONDS
+        finder.find("fake", PLAN.spec, PLAN.digest, found.append)
+        told.get(timeout=30)()
+        assert found[-1][1] == PLAN
+        finder._drivers["fake"].append(SimpleNamespace(plan=Mock(side_effect=found[0])))
+        finder.find("fake", PLAN.spec, PLAN.digest, found.append)
+        assert (found[-1], len(tried)) == (found[-2], 2)
+        portal.call(portal.stop, True)
+
+
+def test_a_worker_is_of_one_docker_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with another gets no sandbox of it: a plan does not say of which Engine it is."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    assert (usual := place.name(Path("/data")), place.engine()) == (place.name(Path("/data")), {})
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/other.sock")
+    assert place.engine() == {"DOCKER_HOST": "unix:///run/other.sock"}
+    assert place.name(Path("/data")) != usual
