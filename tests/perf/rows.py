@@ -182,7 +182,7 @@ ROWS: tuple[Row, ...] = (
         what="processor time of a warm `print(1)`, of the whole machine, from the client to kernel threads",
         base="bare-processor",
         most=0.9,
-        limit="the server takes half, and a sandbox is two forks of an interpreter, measured from both sides",
+        limit="client, server, worker, process 1 and a forked interpreter each take a part, the server the largest",
     ),
     _work(key="faults", what="page faults of the same", compare="alone", unit="faults", most=500),
     _work(key="stop", what="from cancelling an endless program to its sandbox's end", compare="alone", most=200),

@@ -55,26 +55,28 @@ COUNTERS: dict[str, tuple[str, Callable[[], float]]] = {
 }
 
 
-async def _quiet() -> None:
-    """Wait until the machine has done next to nothing for a moment: what else it does would be counted too."""
+async def _quiet() -> bool:
+    """Whether the machine does next to nothing for a moment; of one whose counter cannot be read, nobody knows."""
     with suppress(OSError):
-        for _ in range(int(clients.END_SECONDS / SETTLE_SECONDS)):
-            before = processor_ms()
-            await anyio.sleep(SETTLE_SECONDS)
-            if processor_ms() - before < SETTLE_SECONDS * IDLE_MS:
-                return
-        raise RuntimeError("the machine is busy with something else")
+        before = processor_ms()
+        await anyio.sleep(SETTLE_SECONDS)
+        return processor_ms() - before < SETTLE_SECONDS * IDLE_MS
+    return True
 
 
 async def _counted(counter: Callable[[], float], once: Callable[[], Awaitable[Any]], calls: int) -> float:
-    """How far a counter goes for one call."""
+    """How far a counter goes for one call, between two moments in which the machine does nothing else."""
     await anyio.sleep(SETTLE_SECONDS)
-    await _quiet()
-    before = counter()
-    for _ in range(calls):
-        await once()
-    await anyio.sleep(SETTLE_SECONDS)
-    return (counter() - before) / calls
+    for _ in range(int(clients.END_SECONDS / SETTLE_SECONDS)):
+        if await _quiet():
+            before = counter()
+            for _ in range(calls):
+                await once()
+            await anyio.sleep(SETTLE_SECONDS)
+            spent = (counter() - before) / calls
+            if await _quiet():
+                return spent
+    raise RuntimeError("the machine is busy with something else")
 
 
 async def ways(stack: AsyncExitStack, setup: Setup, bare: Bare, reasons: dict[str, str], *, quick: bool) -> list[Way]:

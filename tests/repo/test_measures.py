@@ -23,7 +23,7 @@ AT_MOST = {
     "inner_imports": 11,  # 15
     "words": 29_994,  # 30,000
     # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
-    "test_lines": 81_756,  # 52,000
+    "test_lines": 81_758,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }
