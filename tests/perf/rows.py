@@ -94,7 +94,7 @@ _peer = partial(_timed, base="bare", between=False)
 _alone = partial(_timed, compare="alone")
 
 ROWS: tuple[Row, ...] = (
-    _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.5, limit=_WORK),
+    _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.3, limit=_WORK),
     _p99(key="print-p99", what=_PRINT, series="print", base="bare", limit=_SLOWEST),
     _timed(key="paused", what="the same with a pause of 20 ms after each call", base="bare", most=0.4, limit=_ALONE),
     _timed(
@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
         what=_PANDAS,
         series="pandas",
         base="bare-pandas",
-        most=0.05,
+        most=0.03,
         limit="nothing is imported any more; what is left is a call as for `print-p50`, forked from a larger "
         "interpreter, and the program's own work, 7 ms of pandas",
     ),
@@ -111,7 +111,7 @@ ROWS: tuple[Row, ...] = (
         key="docker",
         what="`print(1)`, docker, one ready",
         base="bare",
-        most=0.9,
+        most=0.35,
         limit="the container stands ready and adds little; it is the call's own path: client, protocol, two "
         "disk flushes, receipt, ten changes of process",
     ),
@@ -119,7 +119,7 @@ ROWS: tuple[Row, ...] = (
         key="gvisor",
         what="`print(1)`, gvisor, one ready",
         base="bare",
-        most=2,
+        most=0.4,
         limit="as for docker, and each copied page, change of process and message is work of gVisor's own "
         "kernel, several times as slow as the host's",
     ),
