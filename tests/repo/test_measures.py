@@ -16,7 +16,7 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 25,  # 40
-    "product_lines": 54_383,  # 52,000
+    "product_lines": 54_382,  # 52,000
     "code_lines": 36_972,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25

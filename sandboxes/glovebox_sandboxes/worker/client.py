@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import select
 import signal
@@ -31,7 +32,7 @@ from glovebox_sandboxes.host.process import END_SECONDS, read_words
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestConnection, host_namespaces
 from glovebox_sandboxes.session.run import GRACE_SECONDS
 from glovebox_sandboxes.worker import place
-from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, Reader, encode
+from glovebox_sandboxes.worker.messages import HEAD, MAX_DESCRIPTORS, Message, Reader
 from glovebox_sandboxes.worker.tables import Alone, SharedTable
 
 START_SECONDS = 20.0
@@ -160,7 +161,8 @@ class WorkerLink:
         self._link, self._tell = link, tell
         self._reader = Reader()
         self._answers: dict[object, Answers] = {}
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Of leases."""
         self.tables: dict[str, SharedTable] = {}
         self.proved: dict[tuple[str, str], _Proved] = {}
         self.prepared: set[str] = set()
@@ -178,7 +180,8 @@ class WorkerLink:
     def send(self, message: Message) -> None:
         """Send a message; the connection is lost if the worker does not take it."""
         try:
-            self._link.sendall(encode(message))
+            text = json.dumps(message, separators=(",", ":")).encode()
+            self._link.sendall(HEAD.pack(len(text)) + text)
         except OSError:
             self.close()
 
@@ -202,10 +205,6 @@ class WorkerLink:
             answers.put_nowait((said, []))
         found: Message | None = said.get("found")
         return found
-
-    def number(self) -> int:
-        """Return the number of a new lease."""
-        return next(self._numbers)
 
     def forget(self, about: object) -> None:
         """Drop what still comes about this."""
@@ -310,7 +309,7 @@ class WorkerClient:
                     raise
                 yield CallLease(None, lambda: None)
                 return
-        number = link.number()
+        number = next(link.numbers)
         seconds = plan.spec.limits.wall_seconds + GRACE_SECONDS + _RECORD_SECONDS
         message = {"kind": "lease", "lease": number, "plan": plan.digest, "key": key}
         answers = link.ask({**message, "seconds": seconds, "bound": bound}, number)
