@@ -75,6 +75,10 @@ async def run(count: int, driver: str, directory: Path) -> dict[str, Any]:
         while workers(soak.state):  # noqa: ASYNC110 - it ends by itself
             await anyio.sleep(1)
     there = leftovers.records(soak.state)
+    arrived = {each.data["arguments"]["code"].partition("\n")[0] for each in there if each.kind == "call.decided"}
+    for tag, answer in soak.answers.items():  # the process died before it had the call: nothing ran
+        if answer.startswith("error: ") and tag.strip() not in arrived:
+            soak.answers[tag] = "left"
     account, whole = accounted(there, soak.answers, soak.windows), verify(soak.state / "audit")
     sandboxes = [completed(each.data, there)["measured"] for each in there if each.kind == "sandbox.started"]
     stayed = await staying({each["namespaces"]["pid"] for each in sandboxes if each["system"] != "gvisor"})
