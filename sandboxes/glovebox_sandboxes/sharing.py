@@ -10,6 +10,7 @@ Rule 3 is the dynamic threshold of shared-memory switches (Choudhury and Hahne, 
 leaves a part free without knowing of others, and each newcomer gets most of what is left.
 """
 
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,11 @@ SHARE = 3
 """A lone key gets three turns of four: of 16, twelve keep two or more processors busy, and four are free at once for
 others. A second key gets three of those, a third one, and later ones wait for a turn that ends."""
 
+RUNNING = 16
+"""Calls at work at one time: of one server, and of all that have one worker. Each may use a profile's whole memory
+limit, so more would trade every caller's speed, and on a small host its memory, for nothing."""
+STARTING = 2 * (os.cpu_count() or 1)
+"""Sandboxes being started at one time, ahead of calls and for them: more would only be slower."""
 
 Granted = Callable[[], None]
 """Called when a waiter has its turn."""
@@ -32,7 +38,7 @@ class FairLimiter:
     def __init__(self, most: int, *, shared: bool) -> None:
         """Allow ``most`` turns at one time; unless keys are ``shared``, none are kept for others."""
         self._most = most
-        self._shared = shared
+        self.shared = shared
         self._turns: dict[str, list[int | None]] = {}
         """Bounds of the turns that each key has: waiting keys may be many, and are all compared at each grant."""
         self._waiting: dict[str, deque[tuple[Granted, int | None]]] = {}
@@ -90,7 +96,7 @@ class FairLimiter:
         """Give a turn to each waiter that can have one now."""
         while left := self._most - sum(map(len, self._turns.values())):
             key = min(filter(self._within_bounds, self._waiting), key=self._taken, default=None)
-            if key is None or (self._shared and not may_take(self._taken(key), left)):
+            if key is None or (self.shared and not may_take(self._taken(key), left)):
                 return
             waiters = self._waiting.pop(key)
             granted, bound = waiters.popleft()

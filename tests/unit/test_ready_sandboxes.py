@@ -12,6 +12,7 @@ from tests.fixtures.worker_scene import LiveSandbox, Makes, Scene, Server, of, w
 from glovebox_sandboxes.contract.base import WORKSPACE, Mount, Plan
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.mounts import MountWatch
+from glovebox_sandboxes.sharing import STARTING
 from glovebox_sandboxes.worker import answering, queue
 
 GIB = 2**30
@@ -292,7 +293,7 @@ def test_a_burst_larger_than_everything_loses_no_call(*, quick: bool) -> None:
             found = [each for each in burst(server, 200) if each is not None]
             assert len({*found}) == len(found)
             assert len(scene.settle()) <= queue.MOST_READY
-        assert quick or scene.makes.at_once <= answering.STARTING
+        assert quick or scene.makes.at_once <= STARTING
         assert "failed" not in dict(server.told())
 
 

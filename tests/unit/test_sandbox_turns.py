@@ -6,7 +6,7 @@ import pytest
 from tests.fixtures.pools import PLAN
 from tests.fixtures.worker_scene import Makes, worker_scene
 
-from glovebox_sandboxes.worker import answering
+from glovebox_sandboxes.sharing import RUNNING
 
 
 def test_the_last_one_ready_is_left_for_others() -> None:
@@ -81,10 +81,15 @@ def test_turns_hold_across_servers() -> None:
     """No more run at one time than may, a key leaves some for others, and its bound holds wherever its calls come."""
     with worker_scene() as (scene, first):
         servers = [first, scene.server(), scene.server()]
+        alone = [first.ask("alone") for _ in range(RUNNING)]
+        assert all("queued" not in first.said(each) for each in alone)  # the control: nobody shares
+        for lease in alone:
+            first.end(lease)
+        servers[1].shared = True
         leases = [(servers[number % 3], servers[number % 3].ask("greedy")) for number in range(20)]
         scene.settle()
         running = [each for each in leases if "queued" not in each[0].said(each[1])]
-        assert len(running) == answering.RUNNING * 3 // 4
+        assert len(running) == RUNNING * 3 // 4
         bounded = [servers[number].ask("bounded", bound=2) for number in range(3)]
         scene.settle()
         assert ["queued" in server.said(lease) for server, lease in zip(servers, bounded, strict=True)] == [0, 0, 1]

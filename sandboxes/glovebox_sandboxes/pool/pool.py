@@ -4,7 +4,6 @@
 of the server here.
 """
 
-import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -18,11 +17,9 @@ from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.registry import Drivers, Waits
 from glovebox_sandboxes.session.connection import AttestedSandbox, attest
-from glovebox_sandboxes.sharing import FairLimiter, weigh_all
+from glovebox_sandboxes.sharing import STARTING, FairLimiter, weigh_all
 from glovebox_sandboxes.worker.client import WorkerClient
 
-MOST_STARTING = 2 * (os.cpu_count() or 1)
-"""Sandboxes being started at one time: more would only be slower."""
 MOST_CHOICES = 256
 """Cached choices of driver and plans: two for each profile and set of masks."""
 MAX_SCANNED = 16 * 1024
@@ -73,7 +70,7 @@ class Pool:
     ) -> None:
         """Set it up; ``describe`` returns ``AttestedSandbox.record``, and if ``shared``, calls have several keys."""
         self._describe, self._worker = describe, worker
-        self._starts = FairLimiter(MOST_STARTING, shared=shared)
+        self._starts = FairLimiter(STARTING, shared=shared)
         self._processor = ProcessorShares()
 
     @asynccontextmanager

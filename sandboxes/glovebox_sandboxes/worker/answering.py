@@ -25,18 +25,13 @@ from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec, SandboxS
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.descriptors import opened, receive
 from glovebox_sandboxes.host.mounts import MountWatch
-from glovebox_sandboxes.sharing import FairLimiter, weigh_all
+from glovebox_sandboxes.sharing import RUNNING, STARTING, FairLimiter, weigh_all
 from glovebox_sandboxes.worker import place
 from glovebox_sandboxes.worker.messages import MAX_DESCRIPTORS, Message, Reader, encode
 from glovebox_sandboxes.worker.plans import PlanFinder, read_spec
 from glovebox_sandboxes.worker.queue import REVIEW_SECONDS, LeaseQueue
 from glovebox_sandboxes.worker.source import PreparedSandbox, SourceThread
 
-RUNNING = 16
-"""Calls at work at one time, over all servers. Each may use a profile's whole memory limit, so more would trade every
-caller's speed, and on a small host its memory, for nothing."""
-STARTING = 2 * (os.cpu_count() or 1)
-"""Sandboxes being started at one time, ahead of calls and for them: more would only be slower."""
 DEFER_SECONDS = 0.02
 """Longest that work is deferred for calls under way, which would wait for it: they share the processors."""
 ANSWER_SECONDS = 0.002
@@ -305,8 +300,8 @@ class SandboxWorker:
         self._connections: set[ServerLink] = set()
         self._queues: dict[tuple[str, str], LeaseQueue] = {}
         self.mounted = MountWatch()
-        self.turns = FairLimiter(RUNNING, shared=True)
-        self.starts = FairLimiter(STARTING, shared=True)
+        self.turns = FairLimiter(RUNNING, shared=False)
+        self.starts = FairLimiter(STARTING, shared=False)
         self._running: dict[str, dict[Any, int]] = {}
         """Weights of the control groups that calls use, by key."""
         self._active = 0
@@ -317,7 +312,7 @@ class SandboxWorker:
         self._numbers = itertools.count()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._idle_since = time.monotonic()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listen()
         self._selector.register(self._wake, selectors.EVENT_READ, lambda: os.eventfd_read(self._wake))
         self.after(REVIEW_SECONDS, self._review)
 
@@ -366,7 +361,8 @@ class SandboxWorker:
                     return
                 self._retire(made[1])
                 known = self._queues[driver, digest] = LeaseQueue(self, *made)
-            known.shared |= shared
+            for each in (known, self.turns, self.starts):
+                each.shared |= shared
             for sibling in self.siblings(known):
                 sibling.keep_filled()
             then(known)
@@ -421,11 +417,15 @@ class SandboxWorker:
         self._connections.discard(connection)
         self._idle_since = time.monotonic()
 
+    def _listen(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
-        except OSError:  # no descriptor is left
-            time.sleep(_FULL_SECONDS)
+        except OSError:  # no descriptor is left: others are answered meanwhile
+            self._selector.unregister(self._listener)
+            self.after(_FULL_SECONDS, self._listen)
             raise
         try:
             place.require_peer(link)

@@ -215,7 +215,7 @@ class SourceThread(threading.Thread):
                     await held.looking.acquire()
                 finally:
                     held.close()
-        except Exception as problem:  # noqa: BLE001 - of one sandbox; it is told
+        except Exception as problem:  # noqa: BLE001 - of one sandbox; its order gets it
             stayed = _known(problem)
         if opened is not None:
             self._tell(partial(opened.ended, str(stayed or "")))

@@ -8,7 +8,7 @@ Rule 1  A session's id begins with the number of its process. Before a process p
         owner parses and authenticates it from the start: an id says where, and nothing else.
 Rule 2  The first request of a connection, if it names none, goes in the same way to the process with the fewest
         connections and sessions.
-Rule 3  What waits for a process outlives it. A session of one that is not up is nobody's, and answered with 404.
+Rule 3  What waits for a process outlives it. Requests for a session of one that is not up get 404.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ import mcp.server.streamable_http_manager
 import structlog
 
 from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.host.descriptors import receive
 from glovebox_sandboxes.host.owner import new_mark
 from glovebox_sandboxes.host.process import end_with_parent
 from glovebox_server.exits import ENDING
@@ -51,7 +52,6 @@ _AT_ONCE = 32
 """Connections taken from the others in one turn of the event loop."""
 _MESSAGE_BYTES = 1 << 18
 """More than a process has read of a connection before it looks (a head, and what one read adds), and than is sent."""
-_ROOM = socket.CMSG_LEN(4)
 _AGAIN_SECONDS = 0.05
 """Before a connection is offered again to a process that takes none now."""
 _RESTART_SECONDS = (0.1, 5.0)
@@ -134,14 +134,13 @@ class Seat:
         loop = asyncio.get_running_loop()
         for _ in range(_AT_ONCE):
             try:
-                # ``socket.recv_fds`` ignores its flags.
-                data, told, _, _ = self._inbox.recvmsg(_MESSAGE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+                data, given = receive(self._inbox, _MESSAGE_BYTES, 1)
             except BlockingIOError:
                 return
             self.seats.taken[self.number] += 1
-            if not told:  # too many files are open here: the connection is closed
+            if not given:  # too many files are open here: the connection is closed
                 continue
-            connection = socket.socket(fileno=int.from_bytes(told[0][2], sys.byteorder))
+            connection = socket.socket(fileno=given[0])
             task = loop.create_task(loop.connect_accepted_socket(partial(make, given=data), connection))
             self._taking.add(task)
             task.add_done_callback(self._taking.discard)

@@ -15,13 +15,9 @@ from typing import Any, Final
 import anyio
 
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
-from glovebox_sandboxes.sharing import FairLimiter
+from glovebox_sandboxes.sharing import RUNNING, FairLimiter
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call
-
-#: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade
-#: every caller's speed, and on a small host its memory, for nothing; the others wait their turn.
-RUNNING = 16
 
 #: Calls of one principal under way or waiting. An agent platform with a few hundred clients on one token fits;
 #: beyond it every client would have given up.
