@@ -73,12 +73,18 @@ def test_what_ended_or_spoke_unasked_is_replaced_and_given_to_nobody(end: str, s
     """A guest that was asked nothing says nothing; whatever it is, it is not used, nor where nobody saw it yet."""
     with worker_scene(Makes(quick=quick)) as (scene, server):
         bad = server.warm()
-        for each in bad:
-            if end == "dead":
-                each.guest.close()
-            else:
-                each.guest.send(b"x")
-        if seen:
+
+        def happen() -> None:
+            for each in bad:
+                if end == "dead":
+                    each.guest.close()
+                else:
+                    each.guest.send(b"x")
+
+        if not seen:
+            assert server.got(server.ask(meanwhile=happen)) not in bad
+        else:
+            happen()
             good = scene.settle()
             assert len(good) == len(bad)
             assert not {*good} & {*bad}

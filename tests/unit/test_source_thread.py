@@ -1,8 +1,10 @@
 """Sandboxes that a driver opens for the worker: measured before they are offered, and ended by order."""
 
 import queue
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,12 +12,16 @@ from unittest.mock import Mock
 
 import pytest
 from anyio.from_thread import start_blocking_portal
+from tests.fixtures.channels import READY
 from tests.fixtures.pools import PLAN, Fake
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.host.host_view import ZygoteView, unseen
+from glovebox_sandboxes.session.connection import host_namespaces
 from glovebox_sandboxes.worker import place, plans
 from glovebox_sandboxes.worker.source import OpenedSandbox, PreparedSandbox, SourceThread
+from glovebox_sandboxes.worker.tables import SharedTable
 
 
 class Source:
@@ -82,20 +88,29 @@ def test_one_is_offered_once_it_is_measured_and_ended_by_order(source: Source, d
     [
         ({"measured": {"capabilities": 1 << 21}}, "capabilities: planned 0x0, found 0x200000"),
         ({"measured": {"namespaces": {}}}, "net"),
+        ({"measured": {"namespaces": dict(host_namespaces())}}, "net namespace is not its own|shared with the host"),
+        ({"more": b"x"}, "it spoke without a job"),
         ({"problem": SandboxError("Starting", "the daemon is down", "Start it.")}, "the daemon is down"),
         ({"problem": ValueError("nobody foresaw this")}, "nobody foresaw this"),
     ],
-    ids=["not as planned", "not measured", "not started", "unforeseen"],
+    ids=["not as planned", "not measured", "shared", "spoke", "not started", "unforeseen"],
 )
-def test_what_is_not_as_planned_is_never_offered(source: Source, driver: Fake, wrong: Any, words: str) -> None:
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])
+def test_what_is_not_as_planned_is_never_offered(
+    source: Source, driver: Fake, wrong: Any, words: str, first: bool
+) -> None:
     """It is ended, its problem is told, and the next may be well."""
+    if not first:
+        before: Any = source.make()
+        source.thread.end(before.made, source.said.append)
+        source.next()
     for name, value in wrong.items():
         setattr(driver, name, value)
     made = source.make()
     assert isinstance(made, SandboxError)
-    assert words in made.reason
+    assert re.search(words, made.reason)
     assert driver.live == []
-    driver.measured, driver.problem = {}, None
+    driver.measured, driver.problem, driver.more = {}, None, b""
     well: Any = source.make()
     source.thread.end(well.made, source.said.append)
     assert source.next() == ""
@@ -144,3 +159,14 @@ def test_a_worker_is_of_one_docker_engine(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("DOCKER_HOST", "unix:///run/other.sock")
     assert place.engine() == {"DOCKER_HOST": "unix:///run/other.sock"}
     assert place.name(Path("/data")) != usual
+
+
+def test_a_fork_that_the_host_does_not_see_is_refused() -> None:
+    """The control is a container, of which the host may see nothing, and says so."""
+    own = host_namespaces()
+    body = {**READY, "namespaces": {"net": own["net"] + 1}}
+    for zygote in (None, ZygoteView(namespaces={}, filters=0)):
+        table, alone = SharedTable.split(body, replace(unseen("it is nowhere"), zygote=zygote))
+        refused = pytest.raises(SandboxError, match="saw different processes") if zygote else nullcontext()
+        with refused:
+            table.require_alone(PLAN, alone, own)

@@ -50,3 +50,14 @@ def test_descriptors_that_no_message_came_for_are_refused_and_closed() -> None:
     reader.close()
     assert os.read(ours, 1) == b""
     os.close(ours)
+
+
+def test_what_came_for_a_message_that_is_none_is_closed() -> None:
+    """A peer that promises more than it sends leaves nothing open here."""
+    pair, reader = os.pipe(), Reader()
+    with pytest.raises(ValueError, match="a message with 3 descriptors"):
+        list(reader.feed(encode({"kind": "a", "fds": 3}), pair))
+    reader.close()
+    for descriptor in pair:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
