@@ -37,8 +37,8 @@ def test_a_connection_enters_no_more_files(wires: Cable) -> None:
 
 
 #: What takes longest to import, by who needs it: every call, every server, and one over HTTP or with Docker alone.
-CALLS = {"anyio", "cryptography", "pydantic", "rich", "sqlite3", "structlog"}
-SERVES = {"httpx2", "mcp", "mcp_types", "starlette", "uvicorn"}
+CALLS = {"anyio", "cryptography", "pydantic", "rich", "sqlite3"}
+SERVES = {"httpx2", "mcp", "mcp_types", "starlette", "structlog", "uvicorn"}
 REST = {"cryptography.x509", "docker", "glovebox_server.transport.auth", "jwt", "requests"}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import logging
 import os
 import select
 import signal
@@ -19,7 +20,6 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import structlog
 from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
 from glovebox_sandboxes.contract.attestation import Attestation
@@ -55,7 +55,7 @@ _COUNTER_BYTES = 4096
 _MOST_SEEN = 65_536
 """Ids of sandboxes that are remembered, so that none is taken twice."""
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 Answers = asyncio.Queue[tuple[Message, list[int]]]
 """From the worker, with their descriptors."""
@@ -231,7 +231,7 @@ class WorkerLink:
         except BlockingIOError:
             return
         except (OSError, LookupError, TypeError, ValueError) as problem:
-            _log.warning("the connection to the worker ended", problem=repr(problem))
+            _log.warning("the connection to the worker ended: %r", problem)
             self.close()
 
     def _take(self, message: Message, descriptors: list[int]) -> None:
@@ -284,7 +284,7 @@ class WorkerClient:
                 finally:
                     link.forget(plan.digest)
                 if "what" in said:  # it was connected to other programs, or an earlier runtime
-                    _log.warning("the worker prepares no sandboxes", plan=plan.digest, reason=said["reason"])
+                    _log.warning("the worker prepares no sandboxes of %s: %s", plan.digest, said["reason"])
                 elif said["kind"] == "lost":
                     raise _gone("it has ended")
                 link.prepared.add(plan.digest)
@@ -436,7 +436,7 @@ async def _confirm(answers: Answers, name: str) -> None:
             pass
         stayed = said.get("stayed", "its worker has gone, and it with that")
     if stayed:
-        _log.warning("a sandbox may not be gone", sandbox=name, reason=stayed)
+        _log.warning("sandbox %s may not be gone: %s", name, stayed)
 
 
 def _gone(reason: str) -> SandboxError:

@@ -24,7 +24,6 @@ from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
-from glovebox_server.transport import logs
 
 #: Bytes of arguments on standard input, as of a line from an MCP client; code of a call is far shorter.
 _MAX_ARGUMENTS = 1 << 20
@@ -67,7 +66,6 @@ def call(
     arguments = _read("--args", given) if arguments == "-" else arguments
     program = _read("--code", given if code == "-" else io.BytesIO(os.fsencode(code))) if code is not None else None
     program = _read("--file", file) if file is not None else program
-    logs.to_stderr("warning")  # else structlog writes to standard output, which has the result
     return anyio.run(partial(_make_call, settings, tool, arguments, program, run=run, workflow=workflow))
 
 

@@ -49,6 +49,7 @@ from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.failures import failure_of
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.settings import Settings
+from glovebox_server.transport.logs import to_stderr
 
 _ARTIFACT_BYTES = 1 << 20
 """Most that is read back of one file; the trial's profile lets out no more."""
@@ -330,6 +331,7 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
             data_dir=data,
             state_dir=directory / "state",
         )
+        to_stderr("debug")  # through structlog, also what the standard library's loggers get
         with capture_logs() as logs:
             async with apps.opened(settings, "cli") as app:
                 yield CallHarness(app, host, directory / "profiles", logs)

@@ -1,5 +1,6 @@
 """Open containers as ``plan`` decided."""
 
+import logging
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +12,6 @@ from typing import Any, Final
 
 import anyio.abc
 import anyio.to_thread
-import structlog
 
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxSpec, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
@@ -31,7 +31,7 @@ _RETRY_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 30
 """Longest wait at the end of ``running``: 256 containers take about 10 s."""
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Remover:
@@ -77,7 +77,7 @@ class Remover:
         for container in await self._engine.labelled(label):
             labels: Mapping[str, str] = container.get("Labels") or {}
             if is_orphan(labels.get(label, "")):
-                _log.info("removing a container whose server is gone", container=container["Id"])
+                _log.warning("removing container %s, whose server is gone", container["Id"])
                 self.take(container["Id"], container["Id"])
 
     async def _end(self, name: str, identifier: str) -> None:
@@ -86,7 +86,7 @@ class Remover:
                 await self._remove(name)
                 # An Engine that is gone, or was killed in the middle of a start, leaves its processes running.
                 if identifier and (killed := await anyio.to_thread.run_sync(usage.end, identifier)):
-                    _log.warning("the Engine left processes of a container", container=identifier, killed=killed)
+                    _log.warning("the Engine left processes of container %s: %d are killed", identifier, killed)
                 del self._waiting[name]
 
     async def _remove(self, name: str) -> None:
@@ -105,7 +105,7 @@ class Remover:
 
     def _give_up(self, name: str, reason: str) -> None:
         self.leaked[name] = reason
-        _log.error("a container could not be removed", container=name, reason=reason, fix=f"docker rm -f {name}")
+        _log.error("container %s could not be removed: %s. Run `docker rm -f %s`.", name, reason, name)
 
 
 READY_BYTES = 12 * 1024 * 1024
@@ -140,7 +140,7 @@ class DockerSandbox:
                 self._group = usage.group(pid, container)
                 self._bounded = usage.bound_sockets(self._group)
         except SandboxError as problem:
-            _log.warning("a container cannot be inspected", sandbox=self.id, reason=problem.reason)
+            _log.warning("the container of sandbox %s cannot be inspected: %s", self.id, problem.reason)
         finally:
             self._located.set()
 
