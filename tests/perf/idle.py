@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 from mcp import Client
 from tests.fixtures import leftovers
+from tests.fixtures.workers import workers
 from tests.perf import clients
 from tests.perf.bare import CODE
 from tests.perf.clients import Setup
@@ -76,7 +77,7 @@ def in_namespaces(pids: Sequence[int]) -> dict[str, Group]:
 
 
 def waiting(server: int, driver: str) -> list[Group]:
-    """The sandboxes of a server that wait; without the zygote they are forked from."""
+    """The sandboxes that wait of a worker, or of a server without one; without the zygote they are forked from."""
     if driver == "docker":
         return _containers(server)
     if driver == "gvisor":
@@ -155,8 +156,7 @@ async def settled(server: int, driver: str) -> list[Group]:
 
 
 async def _waiting_after_calls(client: Client, server: int, look: Look) -> list[Group]:
-    # The first starts what the others are forked from, which else would import all modules side by side.
-    await clients.answered(client, "run_python", {"code": look.code}, look.driver)
+    # A call before has started what they are forked from, which else would import all modules side by side.
     async with anyio.create_task_group() as tasks:
         for _ in range(AT_ONCE):
             tasks.start_soon(clients.answered, client, "run_python", {"code": look.code}, look.driver)
@@ -193,7 +193,9 @@ async def measured(directory: Path, look: Look, seconds: float, side: Side = OUR
     )
     async with clients.over_stdio(setup) as client:
         server = _server(setup)
-        everyone = await _waiting_after_calls(client, server, look)
+        await clients.answered(client, "run_python", {"code": look.code}, look.driver)
+        holder = next(iter(workers(setup.directory / "state")), server)  # earlier revisions have no worker
+        everyone = await _waiting_after_calls(client, holder, look)
         # Beside those with modules there is one without, for a program that wants none.
         groups = [each for each in everyone if _has_pandas(each) == (look.preload != ())]
         if not groups:
@@ -203,7 +205,7 @@ async def measured(directory: Path, look: Look, seconds: float, side: Side = OUR
         own = sum(own_mib(group) for group in groups) / len(groups)
         waiting_pids = {pid for group in everyone for pid in group}
         own_server = pss_mib([server])
-        rest = pss_mib(sorted(set(clients.family(server)) - waiting_pids))
+        rest = pss_mib(sorted({*clients.family(holder), *({holder} - {server})} - waiting_pids))
     note = (
         f"PSS of one of {len(groups)} that wait; nobody else has {own:.1f} MiB of it; what they are made from and held "
         f"by takes {rest:.1f} MiB once"
