@@ -450,6 +450,28 @@ class SegmentRemoved(SignedEvent, kind="segment.removed"):
     reason: RemovalReason
 
 
+class ConsoleEntered(Event, kind="console.entered"):
+    """Somebody used a link: a session of the console begins."""
+
+    name: str
+    role: str
+
+
+class ConsoleInvited(Event, kind="console.invited"):
+    """A link to the console was made."""
+
+    name: str
+    role: str
+    by: str
+
+
+class ConsoleRevoked(Event, kind="console.revoked"):
+    """All sessions and links of a name were ended."""
+
+    name: str
+    by: str
+
+
 class StopMade(Event, kind="stop.made"):
     """Something is stopped from now on, until ``stop.lifted``: calls under way end, new ones are refused."""
 

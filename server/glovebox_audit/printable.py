@@ -3,6 +3,7 @@
 The one rule for the command line and for logs. Import nothing but the standard library.
 """
 
+import json
 import re
 from itertools import islice
 
@@ -43,3 +44,10 @@ def printable(text: str, kept: str = "") -> str:
         return character.encode("unicode_escape").decode()
 
     return _SUSPECT.sub(shown, text)
+
+
+def cell(value: object) -> str:
+    """Return a value for a table or a line: a text as it is, another as JSON, nothing for None."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -88,8 +88,8 @@ async def test_a_question_and_its_answers_are_kept_whole(desk: Desk, tmp_path: P
     assert _row(desk, question) | {"answers": "[]"} == row
     await desk.answer(question, by="local:2")
     said = [
-        ApprovalAnswer(allow=True, by="local:1", channel="operator", reach="run", digest=about.digest),
-        ApprovalAnswer(allow=True, by="local:2", channel="operator", digest=about.digest),
+        ApprovalAnswer(allow=True, by="local:1", channel="operator", reach="run", digest=about.digest, after=60.0),
+        ApprovalAnswer(allow=True, by="local:2", channel="operator", digest=about.digest, after=60.0),
     ]
     standing = Standing(
         question=question, state="allowed", reach="call", left=300.0, callers=1, used_by="", answers=tuple(said)

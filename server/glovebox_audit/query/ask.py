@@ -14,7 +14,7 @@ from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided
 from glovebox_audit.query import calls, index
 from glovebox_audit.query.calls import CallSummary
-from glovebox_audit.query.index import CallSpan, Filters
+from glovebox_audit.query.index import CallSpan, Filters, Totals
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.read import Snapshot
 
@@ -61,6 +61,11 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
         return [call.call_id for call in ask(directory, Filters(), 1, told).calls]
     found = _looked(directory, told, lambda view: list(view.named(name)))
     return [name] if name in found else found
+
+
+def totals(directory: Path, filters: Filters, told: Told) -> Totals:
+    """Count calls; raises like ``ask``."""
+    return _looked(directory, told, lambda view: index.totals(view.connection, view.log.start, filters))
 
 
 class _View:

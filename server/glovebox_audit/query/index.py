@@ -373,6 +373,25 @@ def find(connection: sqlite3.Connection, start: int, filters: Filters) -> Iterat
         before = first
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """How many calls fit, as the index has it: evidence of nothing."""
+
+    calls: dict[tuple[str, str], int]
+    """By tool and outcome."""
+    callers: int
+
+
+def totals(connection: sqlite3.Connection, start: int, filters: Filters) -> Totals:
+    """Count the calls from an offset on that fit; a text is not looked for."""
+    conditions, values = _conditions(start, filters)
+    wanted = " AND ".join(conditions)
+    counted = f"SELECT tool, outcome, count(*) FROM calls WHERE {wanted} GROUP BY tool, outcome"  # noqa: S608 - of ours
+    callers = f"SELECT count(DISTINCT principal) FROM calls WHERE {wanted}"  # noqa: S608 - likewise
+    found = {(str(tool), str(came)): int(number) for tool, came, number in connection.execute(counted, values)}
+    return Totals(calls=found, callers=int(connection.execute(callers, values).fetchone()[0]))
+
+
 def named(connection: sqlite3.Connection, start: int, beginning: str, most: int) -> dict[str, CallSpan]:
     """Return at most ``most`` calls from an offset on whose id begins so."""
     asked = (

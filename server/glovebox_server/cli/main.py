@@ -18,6 +18,7 @@ _LAZY = {
     "capabilities": ("host.doctor:capabilities", "Show what can be used here, before any call."),
     "clean": ("host.environment:clean", "Remove expired artifacts and leftovers of dead servers."),
     "client-config": ("rules.token:client_config", "Print configuration to paste into clients."),
+    "console": ("host.console:console", "A web page of this machine: what runs, what waits, what was."),
     "doctor": ("host.doctor:doctor", "Show what this host can enforce, and what fixes the rest."),
     "environment": ("host.environment:environment", "Python packages for programs: named sets, locked by hash."),
     "policy": ("rules.policy:policy", "Check, explain and compare policies."),

@@ -128,7 +128,7 @@ _FOLDERS = {
     "profiles_dir": "Your own profiles (GLOVEBOX_PROFILES_DIR).",
     "policy": "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there.",
     "data_dir": "The sandboxes' runtime (GLOVEBOX_DATA_DIR).",
-    "state_dir": "Audit log, artifacts, token (GLOVEBOXSTATE_DIR); else as /etc/glovebox/glovebox.toml says.",
+    "state_dir": "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says.",
 }
 """Options that name settings, of every command that takes settings, and their help."""
 

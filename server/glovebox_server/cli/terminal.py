@@ -134,13 +134,6 @@ def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:
     file.write(text.replace("\x7f", "\\u007f") + "\n")  # the one control that JSON does not escape
 
 
-def cell(value: object) -> str:
-    """Return a value for a table or a line: a text as it is, another as JSON, nothing for None."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def pick(of: object, *names: str) -> dict[str, Any]:
     """Return fields of an object, for JSON."""
     return {name: getattr(of, name) for name in names}

@@ -17,7 +17,7 @@ from rich.text import Text
 from glovebox_audit import anchors, chain, read, subscription
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.printable import printable
+from glovebox_audit.printable import cell, printable
 from glovebox_audit.query import ask
 from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import Filters
@@ -31,7 +31,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import options
 from glovebox_server.cli.groups import LazyGroup
 from glovebox_server.cli.options import command, emit, err, out, wants_json
-from glovebox_server.cli.terminal import cell, styled, table_of
+from glovebox_server.cli.terminal import styled, table_of
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log

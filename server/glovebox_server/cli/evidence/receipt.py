@@ -1,9 +1,7 @@
 """``glovebox receipt`` and ``bundle``, and ``audit bundle | prove``: what is checked anywhere."""
 
-import importlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from rich.text import Text
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import archive, evidence, report
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.printable import printable
+from glovebox_audit.printable import cell, printable
 from glovebox_audit.query import calls
 from glovebox_audit.receipts import dsse, statement
 from glovebox_audit.receipts.statement import IsolationField, IsolationFound, Statement, of_call
@@ -25,11 +23,10 @@ from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_pro
 from glovebox_server.cli.groups import LazyGroup
 from glovebox_server.cli.options import command, emit, err, out, parsed_file, wants_json
 from glovebox_server.cli.saving import write_new_file
-from glovebox_server.cli.terminal import cell, print_table, table_of
+from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.exits import FAILED, OK
-from glovebox_server.receipts import keys
+from glovebox_server.receipts import bundling, keys
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep.log import audit_log
 
 _COLUMNS = 100
 """Width of a printed receipt, into a pipe as well: some cells hold a whole list."""
@@ -237,7 +234,7 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
     else:
         of, identity = "call", find_call(directory, call or "")
     try:
-        content = _made(settings, directory, of, identity)
+        content = bundling.make(settings, of, identity)
     except EvidenceError as problem:
         err.print(f"There is no bundle: {problem}.")
         return FAILED
@@ -257,7 +254,7 @@ def audit_prove(settings: Settings, call_id: str) -> int:
     directory = settings.state_dir / "audit"
     call_id = find_call(directory, call_id)
     try:
-        found = evidence.prove(directory, "call", call_id, _texts(settings))
+        found = evidence.prove(directory, "call", call_id, partial(bundling.texts, settings))
     except EvidenceError as problem:
         hint = "`glovebox audit seal` seals it now; else the next day or 16 MiB will."
         unsealed = f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"
@@ -265,20 +262,3 @@ def audit_prove(settings: Settings, call_id: str) -> int:
         return FAILED
     out.out(found.decode(), end="")
     return OK
-
-
-def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes:
-    texts = _texts(settings)
-    try:
-        return archive.make(directory, of, identity, texts)
-    except EvidenceError as problem:
-        if problem.kind != "unsealed":
-            raise
-        with closing(audit_log(settings)) as log:
-            log.seal()
-        return archive.make(directory, of, identity, texts)
-
-
-def _texts(settings: Settings) -> evidence.Texts:
-    rules = importlib.import_module("glovebox_server.cli.rules.profiles")  # imports the server's parts
-    return partial(rules.texts, settings)

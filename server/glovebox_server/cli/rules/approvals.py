@@ -154,11 +154,7 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
         given = ApprovalAnswer(
             allow=allow, by=state.OPERATOR, channel="operator", reach=reach, digest=question.digest, reason=said
         )
-        try:
-            found = database.transact_now(lambda db: Questions(db, read_clocks(), record).answer(question.id, given))
-        except RefusedError as objection:
-            record(store.refused(question.id, given, objection))
-            raise
+        found = store.give(database, record, question.id, given)
     emit(_described(found), f"{question.id} is {found.state}{_more(before, found)}.")
 
 

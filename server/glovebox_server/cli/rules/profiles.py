@@ -15,6 +15,7 @@ import click
 
 from glovebox_audit.events import CallDecided
 from glovebox_audit.printable import printable
+from glovebox_audit.query import story
 from glovebox_audit.receipts import dsse
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError, nearest
@@ -24,18 +25,16 @@ from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.reading import read_bytes, set_value
 from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import KeyChange, diff, diff_sets
-from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.app import check_example, load_profiles, profile_directories
-from glovebox_server.cli.evidence.page import KEEPING
 from glovebox_server.cli.groups import LazyGroup
 from glovebox_server.cli.options import command, complete_tool, emit, time_option
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import Shown, pick, styled, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.proof import suggest as recorded
-from glovebox_server.proof.lock import Effective, Lock, policy_keys, written
+from glovebox_server.proof.lock import Effective, Lock, written
 from glovebox_server.proof.sealed import opener
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
@@ -368,18 +367,6 @@ def _effective(settings: Settings) -> Effective:
     return app.effective(profiles, required(settings, profiles), policy, policy_file(settings))
 
 
-def texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return profiles in effect, of each role too, and the policy, by digest; empty if they do not load."""
-    try:
-        profiles = load_profiles(settings)
-        found = governed(settings, profiles, workspace.find(settings, "http"))
-    except (ProfileError, MisnamedError):
-        return {}, {}
-    sets = [profiles, *(each.profiles for each in found.every)]
-    texts = {each.digests[tool]: effective(each[tool]) for each in sets for tool in each}
-    return texts, {} if found.policy is None else {found.digest or "": policy_keys(found.policy)}
-
-
 @command("simulate", profiles)
 @click.argument("candidate", type=_PATH)
 @_since
@@ -406,7 +393,7 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
         words = f"{it.time[:19]}  {it.call_id}  {it.tool}  {it.was} -> {it.now}  ({it.rule})"
         lines.append(styled(words, _STYLES[it.now]))
     for tool, many in sorted(found.unknown.items()):
-        lines.append(styled(f"{tool}: {counted(many, 'call')} {unknown}: {KEEPING}; {how}.", "yellow"))
+        lines.append(styled(f"{tool}: {counted(many, 'call')} {unknown}: {story.KEEPING}; {how}.", "yellow"))
     told += f", {sum(found.unknown.values())} unknown, {found.elsewhere} not decided by a profile."
     emit(asdict(found), *lines, told)
     return FAILED if found.otherwise else OK

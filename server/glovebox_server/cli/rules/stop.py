@@ -2,8 +2,7 @@
 
 import os
 import posixpath
-import threading
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,8 +12,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from glovebox_audit.chain import draft
-from glovebox_audit.events import StopLifted
 from glovebox_audit.place import AuditError
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
@@ -32,11 +29,11 @@ from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
 from glovebox_server.guards.stops import stops as store
 from glovebox_server.guards.watch import canaries
 from glovebox_server.requests import has_key
-from glovebox_server.secret_files import Files, SecretFileError, prepare_state
+from glovebox_server.secret_files import Files, SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
-from glovebox_server.upkeep.log import audit_log, recording
+from glovebox_server.upkeep import stopping
 
 _ID = r"[0-9a-z]{26}"
 
@@ -91,11 +88,7 @@ def resume(settings: Settings, stop_id: str | None, everything: bool) -> None:
     """Lift a stop, or all of them."""
     files = store.stops_of(settings.state_dir)
     lifted = _chosen(files, ("Lifting a stop", "`glovebox stops list`"), stop_id, everything=everything)
-    if lifted:
-        with closing(audit_log(settings)) as log:
-            log.commit([draft(StopLifted(stop=name, by=state.OPERATOR)) for name in lifted], {})
-    for name in lifted:
-        files.remove(name)
+    stopping.lift(settings, lifted, state.OPERATOR)
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
     emit({"lifted": lifted}, f"{counted(len(lifted), 'stop')} lifted in {where}.")
 
@@ -145,7 +138,7 @@ def _stop_in_all(settings: Settings, places: list[Path], stop: store.Stop) -> in
     problems: list[DiagnosedError] = []
     for place in places:
         try:
-            outcomes.append(state.run_as_owner(place, partial(_stop_in, settings, place, stop)))
+            outcomes.append(state.run_as_owner(place, partial(stopping.put_in_effect, settings, place, stop)))
         except DiagnosedError as problem:  # the other directories are not to wait for this one
             problems.append(problem)
     if not outcomes:
@@ -172,30 +165,6 @@ def _stop_in_all(settings: Settings, places: list[Path], stop: store.Stop) -> in
     if problems:
         return UNAVAILABLE
     return OK if any(outcome["servers"] for outcome in outcomes) else NO_SERVER
-
-
-def _stop_in(settings: Settings, place: Path, stop: store.Stop) -> dict[str, Any]:
-    servers = []
-    with suppress(OSError):  # which are live is worth knowing; the stop comes first
-        servers = state.live_servers(place)
-    prepare_state(place)
-    problem = "the log did not answer in time; it may get there yet."
-
-    def write() -> None:
-        nonlocal problem
-        try:
-            with recording(settings.model_copy(update={"state_dir": place})) as record:
-                record(store.made(stop))
-            problem = ""
-        except Exception as raised:  # noqa: BLE001 - whatever it is, the stop is made
-            problem = str(raised)
-
-    writer = threading.Thread(target=write, daemon=True)  # the log may be locked, or its disk may hang
-    writer.start()
-    writer.join(store.RECORD_SECONDS)
-    whole = store.stops_of(place).add(stop.id, stop.encoded(), instead=b"")
-    writer.join(store.RECORD_SECONDS)
-    return {"directory": str(place), "servers": servers, "whole": whole, "problem": problem}
 
 
 def _require_token(settings: Settings, name: str) -> None:

@@ -105,6 +105,8 @@ class ApprovalAnswer:
     """Digest of the answered question: another is refused, and uses nothing up."""
     reason: str = ""
     """For the model, at most ``MAX_REASON`` printable characters; only of a denial."""
+    after: float = 0.0
+    """Seconds that the question was open; set by the store."""
 
 
 def canonical(arguments: Mapping[str, Any]) -> str:

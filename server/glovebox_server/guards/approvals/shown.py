@@ -70,7 +70,7 @@ def visible(text: str) -> str:
 
 def shown(question: Question) -> str:
     """Return everything that an approver must know: why, who, what it may do, what runs, what changed."""
-    return "\n".join(piece for line in _lines(question) for piece in fold(line))
+    return "\n".join(piece for line in (*facts_of(question), *program_of(question)) for piece in fold(line))
 
 
 def fold(line: str, columns: int = COLUMNS) -> Iterator[str]:
@@ -97,7 +97,8 @@ def warn_of_letters(holder: str, text: str) -> Iterator[str]:
         yield f"Look closely: {holder} {held} outside ASCII, which may look like others: {named}{more}."
 
 
-def _lines(question: Question) -> Iterator[str]:
+def facts_of(question: Question) -> Iterator[str]:
+    """Yield the lines of ``shown`` before the program's, of whatever width."""
     about = question.subject
     arguments: Mapping[str, Any] = json.loads(about.arguments)
     yield f"May this call of {about.tool} run?"
@@ -130,8 +131,6 @@ def _lines(question: Question) -> Iterator[str]:
         yield from warn_of_letters("its arguments hold", "".join([*written, *written.values()]))
         yield "Its arguments:"
         yield from (f"  │ {visible(name)} = {visible(value)}" for name, value in written.items())
-    if isinstance(code, str):
-        yield from _program(code, question.last_approved)
 
 
 def _reach(question: Question) -> str:
@@ -152,7 +151,11 @@ def _proposed(lines: list[str]) -> Iterator[str]:
     yield from lines
 
 
-def _program(code: str, before: str | None) -> Iterator[str]:
+def program_of(question: Question) -> Iterator[str]:
+    """Yield the lines about the program, if there is one: what changed, and last its own, each behind a bar."""
+    code, before = json.loads(question.subject.arguments).get("code"), question.last_approved
+    if not isinstance(code, str):
+        return
     yield from warn_of_letters("the program holds", code)
     last = json.loads(before).get("code") if before else None
     if isinstance(last, str) and last != code:

@@ -26,7 +26,7 @@ from glovebox_server.guards.approvals.question import (
     RequiredApproval,
     digest_of,
 )
-from glovebox_server.guards.budgets.spending import Clocks
+from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 
@@ -212,6 +212,7 @@ class Questions:
         found = self._there(identifier)
         _require_valid(found, given)
         question, asked = found.question, found.question.asked
+        given = replace(given, after=max(0.0, self.at.wall / 1000 - question.made.timestamp()))
         answers = (*(each for each in found.answers if each.by != given.by), given)
         yes = [each for each in answers if each.allow]
         self._set(identifier, answers=_ANSWERS.dump_json(answers).decode())
@@ -303,6 +304,18 @@ def _bound(about: QuestionSubject, reach: Reach) -> QuestionSubject:
     """Return what binds a grant: for a run, everything except the call itself."""
     bound = replace(about, rules=(), lifted=None, target="", changes="", any_run=False)
     return replace(bound, arguments="", inputs=()) if reach == "run" else bound
+
+
+def give(database: Database, record: Record, identifier: str, given: ApprovalAnswer) -> Standing:
+    """Take an answer of an operator's; return the question's state then.
+
+    Raises RefusedError: it does not count, and why, which is on record.
+    """
+    try:
+        return database.transact_now(lambda db: Questions(db, read_clocks(), record).answer(identifier, given))
+    except RefusedError as objection:
+        record(refused(identifier, given, objection))
+        raise
 
 
 def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedError) -> events.ApprovalRefused:
