@@ -16,12 +16,12 @@ from tests.unit.test_stops import a_stop, full
 
 from glovebox_audit.verify import verify
 from glovebox_server.cli.main import main
-from glovebox_server.cli.rules import stop as stop_command
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops import stops
 from glovebox_server.guards.stops.stops import stops_of
 from glovebox_server.requests import load_key
 from glovebox_server.secret_files import SecretFileError
+from glovebox_server.upkeep import stopping
 
 
 def run(place: Path, *words: str) -> tuple[int, str]:
@@ -103,7 +103,7 @@ def test_a_stop_that_cannot_be_recorded_still_stops_and_says_so(state: Path) -> 
 def test_a_log_that_does_not_answer_holds_no_stop_up(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs is not waited for longer than the bound."""
     hanging = Event()
-    monkeypatch.setattr(stop_command, "recording", lambda _settings: hanging.wait())
+    monkeypatch.setattr(stopping, "recording", lambda _settings: hanging.wait())
     monkeypatch.setattr(stops, "RECORD_SECONDS", 0.05)
     status, text = run(state, "stop", "--all", "--because", "now")
     hanging.set()

@@ -4,7 +4,8 @@ If a place is not what the index says, the index is rebuilt once; a remaining fa
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,9 @@ LAST = "last"
 
 #: Most calls listed for an ambiguous beginning of an id.
 MOST_NAMED = 5
+
+#: Most records that stand around a call.
+MOST_ABOUT = 200
 
 #: Attempts while retention removes segments.
 _LOOKS = 3
@@ -63,9 +67,14 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
     return [name] if name in found else found
 
 
+def about(directory: Path, names: Collection[str], told: Told) -> list[Record]:
+    """Return the newest records of no call that name one of these, at most ``MOST_ABOUT``; raises like ``ask``."""
+    return _looked(directory, told, lambda view: view.about(names))
+
+
 def totals(directory: Path, filters: Filters, told: Told) -> Totals:
     """Count calls; raises like ``ask``."""
-    return _looked(directory, told, lambda view: index.totals(view.connection, view.log.start, filters))
+    return _looked(directory, told, lambda view: index.totals(view.connection, filters))
 
 
 class _View:
@@ -90,6 +99,16 @@ class _View:
             call = self.call(place)
             if call is not None and call.call_id != call_id:
                 raise _stale()
+        return found
+
+    def about(self, names: Collection[str]) -> list[Record]:
+        """Return the records of no call that name one of these."""
+        found = []
+        for place in index.about(self.connection, self.log.start, names, MOST_ABOUT):
+            with suppress(EvidenceError):  # changed since: a verifier names it
+                found.append(chain.parse(self.log.line(place)))
+        if any(each.call_id is not None for each in found):
+            raise _stale()
         return found
 
     def records(self, call_id: str) -> list[Record]:

@@ -23,6 +23,7 @@ _END = re.compile(
     rb',"time":"[0-9T:.Z-]{27}"}\n\Z'
 )
 _END_BYTES = 560
+_ABOUT = re.compile(rb'"kind":"(?:approval|promotion|stop|watch|sandbox)\.')
 OVER = "over "
 
 
@@ -62,6 +63,17 @@ def label(line: bytes) -> tuple[str, str] | None:
         return None
     start = len(_CALL)
     return end[1].decode(), line[start : line.index(b'"', start)].decode("utf-8", "replace")
+
+
+def named_by(line: bytes) -> set[str]:
+    """Return what a record of no call is about: approval, stop, call, sandbox table, or promoted artifacts."""
+    if not _ABOUT.search(line, max(0, len(line) - _END_BYTES)) or (found := fields(line)) is None:
+        return set()
+    data = found["data"]
+    files = data.get("files")
+    parts = [data, *(each for each in (files if isinstance(files, list) else ()) if isinstance(each, dict))]
+    names = (part.get(name) for part in parts for name in ("approval", "stop", "call", "digest", "asked_by", "origin"))
+    return {name for name in names if isinstance(name, str) and name}
 
 
 def fields(line: bytes) -> Mapping[str, Any] | None:

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glovebox_audit import events, read
+from glovebox_audit import events
 from glovebox_audit.chain import Record
 from glovebox_audit.printable import cell
-from glovebox_audit.query import calls
+from glovebox_audit.query import ask, calls
+from glovebox_audit.query.ask import Told
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_sandboxes.plural import counted
 
@@ -26,12 +27,12 @@ _VALUE = "the result as JSON"
 """Of a program the last expression's value or null, and the error; of the other tools all results."""
 
 
-def around(directory: Path, records: Sequence[Record]) -> list[Record]:
+def around(directory: Path, records: Sequence[Record], told: Told) -> list[Record]:
     """Return records of no call: its approvals, its stop, its sandbox's table, and later uses of its files."""
     named = [each.data.get(name) for each in records for name in ("approval", "stop", "table")]
     named += [each.data.get("uri") for each in records if each.kind == events.ArtifactCollected.kind]
     texts = {str(records[0].call_id), *(text for text in named if isinstance(text, str) and text)}
-    return read.records_about(directory, texts, records[0].seq)
+    return ask.about(directory, texts, told)
 
 
 def rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[Row]:

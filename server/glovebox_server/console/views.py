@@ -14,12 +14,14 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import serialization
 from markupsafe import Markup, escape
 
-from glovebox_audit import read, writers
+from glovebox_audit import chain, read, writers
+from glovebox_audit.events import ReceiptSigned
 from glovebox_audit.place import AuditError
-from glovebox_audit.query import ask, story
+from glovebox_audit.query import ask, index, story
+from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import Filters, Totals
 from glovebox_audit.query.outcomes import OUTCOMES
-from glovebox_audit.receipts import dsse, statement
+from glovebox_audit.receipts import dsse
 from glovebox_profiles.explain import explain
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import load_profiles
@@ -91,7 +93,7 @@ class Views:
             "more": more,
             "stops": [{"stop": each, "what": words_of(each)} for each in found.items],
             "damaged": [str(each) for each in found.damaged],
-            "said": sentence(ask.totals(self._log, Filters(since=since), _QUIET), f"Since {_clock(since)}"),
+            "said": self._recently(since),
             "waiting": len(self._standings()),
         }
 
@@ -120,10 +122,13 @@ class Views:
         filters = Filters(**wanted)
         found = ask.ask(self._log, filters, ROWS, _QUIET)
         older = {**given, "until": found.calls[-1].time} if found.more else None
-        said = sentence(ask.totals(self._log, filters, _QUIET), "In all that fits") if found.calls else "No call fits."
+        if given.keys() <= index.COUNTED:
+            said = sentence(ask.totals(self._log, filters, _QUIET), "In all that fits")
+        else:
+            said = sentence(_counted(found.calls), "In the calls below")
         return {
             "calls": found.calls, "damaged": found.damaged, "given": given, "older": older, "outcomes": OUTCOMES,
-            "said": said,
+            "said": said if found.calls else "No call fits.",
         }  # fmt: skip
 
     def call(self, name: str) -> View | None:
@@ -133,13 +138,13 @@ class Views:
         found = ask.records(directory, ids[0], _QUIET) if len(ids) == 1 else []
         if not found:
             return None
-        receipt = statement.of_call(directory, ids[0])
+        receipt = next((each for each in reversed(found) if each.kind == ReceiptSigned.kind), None)
         key = Signer.load(self.settings.state_dir).public
         form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         return {
             "id": ids[0],
-            "rows": _grouped(story.rows(found, story.around(directory, found))),
-            "receipt": None if receipt is None else receipt.decode(),
+            "rows": _grouped(story.rows(found, story.around(directory, found, _QUIET))),
+            "receipt": None if receipt is None else chain.canonical(receipt.data.get("envelope")).decode(),
             "key": base64.b64encode(key.public_bytes(*form)).decode(),
             "key_id": dsse.key_id(key),
             "run": str(found[0].data.get("run") or ""),
@@ -183,6 +188,11 @@ class Views:
         free = shutil.disk_usage(directory).free // 2**20
         return {"ready": found, "servers": writers.live(log), "spent": spent[:_MOST_LISTED], "free": free}
 
+    def _recently(self, since: datetime) -> str:
+        found = ask.ask(self._log, Filters(since=since), _MOST_LISTED, _QUIET)
+        more = f", of which the newest {_MOST_LISTED} calls are counted" if found.more else ""
+        return sentence(_counted(found.calls), f"Since {_clock(since)}{more}")
+
     def _standings(self, *, settled: bool = False) -> list[Standing]:
         """Return the questions that wait, or with those that are over too."""
         if not store.path(self.settings.state_dir).exists():
@@ -205,6 +215,12 @@ def sentence(found: Totals, begin: str) -> str:
     did = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:]))) or "ran nothing"
     who = counted(found.callers, "caller") if found.callers else "nobody"
     return f"{begin}, {who} {did}; {counted(refused, 'request')} {'was' if refused == 1 else 'were'} refused."
+
+
+def _counted(calls: Iterable[CallSummary]) -> Totals:
+    calls = [*calls]
+    found = Counter((each.tool, each.outcome) for each in calls)
+    return Totals(calls=found, callers=len({each.principal for each in calls}))
 
 
 def words_of(stop: stops.Stop) -> str:

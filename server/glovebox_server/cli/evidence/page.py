@@ -28,7 +28,7 @@ def audit_show(settings: Settings, call_id: str) -> int:
     directory = settings.state_dir / "audit"
     call_id = find_call(directory, call_id)
     records = indexed(ask.records, directory, call_id)
-    around = story.around(directory, records) if records else []
+    around = indexed(story.around, directory, records) if records else []
     if wants_json():
         tables = {str(each.data.get("digest")): each for each in around if each.kind == events.SandboxTable.kind}
         for record in [*tables.values(), *records]:
