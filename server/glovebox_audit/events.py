@@ -400,6 +400,15 @@ class ProfileLoaded(Event, kind="profile.loaded"):
     digest: str
     source: str
     unsafe: tuple[str, ...] = ()
+    changed: Mapping[str, str] | None = None
+    lock_digest: str | None = None
+
+
+class ProfilesRefused(Event, kind="profiles.refused"):
+    """The profiles' files, or their lock, were changed, and cannot be in effect: those before stay."""
+
+    where: str
+    profiles_digest: str
 
 
 class PoolChanged(Event, kind="pool.changed"):
@@ -519,3 +528,12 @@ class TokenRevoked(Event, kind="token.revoked"):
 
     principal: str
     by: str
+
+
+class StateRestored(Event, kind="state.restored"):
+    """A backup took the place of the state directory: what is before this is the backup's."""
+
+    by: str
+    made: str
+    head: str
+    before: str | None = None
