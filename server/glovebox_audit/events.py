@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, dataclass_transform
 
+from glovebox_audit.receipts.parts import Input, Output
+
 #: Every event by its kind.
 EVENTS: "dict[str, type[Event]]" = {}
 
@@ -51,16 +53,6 @@ class CallEvent(Event):
     client: str | None = None
     run: str | None = None
     workflow: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """One artifact of an earlier call that this call was given."""
-
-    name: str
-    uri: str
-    sha256: str
-    bytes: int
 
 
 class CallDecided(CallEvent, kind="call.decided"):
@@ -168,15 +160,6 @@ class ScanEvent(Event):
 
 class ArtifactScanned(ScanEvent, CallEvent, kind="artifact.scanned"):
     """An output file was scanned, or could not be; before the call's result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """One thing a call gave back, by digest and size."""
-
-    name: str
-    digest: str
-    bytes: int
 
 
 class EndEvent(CallEvent):
