@@ -520,3 +520,12 @@ class StateRestored(Event, kind="state.restored"):
     made: str
     head: str
     before: str | None = None
+
+
+class NotificationFailed(Event, kind="notification.failed"):
+    """A notification was given up: what it was about may be known to nobody."""
+
+    id: str
+    about: str
+    attempts: int
+    reason: str

@@ -249,6 +249,10 @@ async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, worker: bool) -> N
     tasks.start_soon(app.in_force.follow, audit, watch.act)
     if app.transport != "cli":
         tasks.start_soon(current.follow, lambda: audit.head, settings.state_dir / "audit")
+        if settings.notify is not None:
+            from glovebox_server.notify import sender  # noqa: PLC0415 - what is off is not imported
+
+            tasks.start_soon(sender.follow, settings, audit, sender.Target(settings))
         if settings.audit_anchor is not None:
             every = settings.audit_anchor_minutes * 60
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)

@@ -22,6 +22,7 @@ _LAZY = {
     "console": ("host.console:console", "A web page of this machine: what runs, what waits, what was."),
     "doctor": ("host.doctor:doctor", "Show what this host can enforce, and what fixes the rest."),
     "environment": ("host.environment:environment", "Python packages for programs: named sets, locked by hash."),
+    "notify": ("host.notify:notify", "Notifications of what waits, alarms or is stopped."),
     "policy": ("rules.policy:policy", "Check, explain and compare policies."),
     "profiles": ("rules.profiles:profiles", "List, explain, check and lock tools' profiles."),
     "receipt": ("evidence.receipt:receipt", "Signed proof of what one call was, got and did."),
