@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from subprocess import PIPE, Popen  # noqa: TID251 - whole server processes are what is tested
 from typing import Any
@@ -18,12 +18,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from tests.fixtures.audit_logs import log_lines, replace_lines
-from tests.fixtures.receiving import Answering, Receiver, Request, closed, never, receiving, says, without_end
+from tests.fixtures.receiving import Answering, Receiver, Request, closed, huge, never, receiving, says
 from tests.interaction.served import until, whole_server
 from tests.interaction.test_asking import options
 from tests.repo.files import ROOT
 
 from glovebox_audit import writers
+from glovebox_audit.chain import Draft
 from glovebox_audit.events import ApprovalAnswered, ApprovalRequested, ApprovalWithdrawn, Event, StopMade, WatchAlarm
 from glovebox_audit.log import AuditLog
 from glovebox_server.cli.main import main
@@ -33,7 +34,7 @@ from glovebox_server.notify.news import News
 from glovebox_server.notify.sender import Answer, Target
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep.log import recording
+from glovebox_server.upkeep.log import audit_log, recording
 
 __all__ = ["options"]
 
@@ -98,7 +99,7 @@ def write(settings: Settings, *events: Event) -> None:
         (says("404 None", "\x1b[2Jno_service"), Answer("HTTP status 404", again=False, body="\\x1b[2Jno_service")),
         (says("429 Later"), Answer("HTTP status 429")),
         (says("500 Oops", "é"), Answer("HTTP status 500", body="é")),
-        (without_end, Answer("HTTP status 200", ok=True, again=False, body="x" * 1024)),
+        (huge, Answer("HTTP status 200", ok=True, again=False, body="x" * 1024)),
         (closed, Answer("RemoteProtocolError: Server disconnected without sending a response.")),
         (never, Answer("no answer within 0.2 seconds")),
     ],
@@ -108,11 +109,11 @@ async def test_what_comes_back_is_bounded_and_said(
     answering: Answering, expected: Answer, settings: Settings, receiver: Receiver, monkeypatch: Any
 ) -> None:
     """Whatever a webhook does, one request is made, without a redirect; an answer's end is not waited for."""
-    if answering is never:
-        monkeypatch.setattr(sender, "SECONDS", 0.2)
+    monkeypatch.setattr(sender, "SECONDS", 0.2 if answering is never else 3600.0)
     receiver.answers = [answering]
     assert await Target(settings).send(TEST) == expected
     assert [each.text for each in receiver.requests] == ["It says &lt;&amp;&gt;.\nhttp://127.0.0.1:8322/go/now"]
+    assert not (answering is huge and receiver.requests[0].answered)
 
 
 @pytest.mark.parametrize(
@@ -181,43 +182,44 @@ def test_what_is_told_of_records(settings: Settings, monkeypatch: pytest.MonkeyP
         stopped(HOSTILE, scope="principal", because="A `reason`."), stopped("", scope="all"),
         answered(3, "pending"), answered(4, "denied"), ApprovalWithdrawn(**question(5), by="x"),
     )  # fmt: skip
+    with closing(audit_log(settings)) as log:  # a record of another version
+        log.commit([Draft(kind="approval.requested", call_id=None, data={}, encoded=b"{}")])
     directory = settings.state_dir / "audit"
     found, end = news.look(directory, 0)
     records = [json.loads(line) for line in log_lines(directory)]
     ends = [sum(map(len, log_lines(directory)[: at + 1])) for at in range(len(records))]
-    asked = [re.sub(r"until .*UTC", "until T", each.text) for each in found[:2]]
     waits = f"A call of `run_python` by {SHOWN} waits for approval until T."
     assert [(*each[1:2], *each[3:]) for each in found] == [
         (kind, page, ends[at])
         for kind, page, at in (
             ("approval.requested", "approval/a_1", 0), ("approval.requested", "approval/a_3", 2),
             ("watch.alarm", "call/c_1", 5), ("watch.alarm", "call/", 6),
-            ("stop.made", "stop/s_1", 7), ("stop.made", "stop/s_1", 8),
+            ("stop.made", "stop/s_1", 7), ("stop.made", "stop/s_1", 8), ("approval.requested", "approval/", 12),
         )
     ]  # fmt: skip
     looks = "The watch rule `canary` found what it looks for in `stdout` of"
-    assert [*asked, *(each.text for each in found[2:])] == [
+    assert [re.sub(r"until .*UTC", "until T", each.text) for each in found] == [
         waits, waits,
-        f"{looks} `run_python` by {SHOWN}. Its action: stop.", f"{looks} `no tool` by {SHOWN}. Its action: slow.",
+        f"{looks} `run_python` by {SHOWN}. Its action: stop.", f"{looks} `` by {SHOWN}. Its action: slow.",
         f"`local:0` stopped principal {SHOWN}: `A ⟪U+0060⟫reason⟪U+0060⟫.`", "`local:0` stopped everything: `B`",
+        "A call of `` by `` waits for approval until T.",
     ]  # fmt: skip
-    assert [each.id for each in found] == [records[at]["hash"] for at in (0, 2, 5, 6, 7, 8)]
+    assert [each.id for each in found] == [records[at]["hash"] for at in (0, 2, 5, 6, 7, 8, 12)]
     assert end == ends[-1]
     assert news.look(directory, found[-1].end or 0) == ([], end)
-    assert news.look(directory, end + 9)[1] == end
+    with (directory / "audit.jsonl").open("ab") as log:
+        log.write(log_lines(directory)[0][:-1])  # of a line that is being written
+    assert news.look(directory, 0) == (found, end)
+    assert news.look(directory, end + 1_000_000)[1] < end + 1_000_000
     monkeypatch.setattr(news, "MOST", 2)
     (summed, *rest), _ = news.look(directory, 0)
-    text = re.sub(r"since .*UTC", "since T", summed.text)
-    assert (text, rest) == ("Not told at once, since T: 4 approval requests, 2 watch alarms.", found[-2:])
-    assert (summed.id, summed.about, summed.page, summed.end) == (
-        f"{found[0].id}.{ends[6]}",
-        "summary",
-        "history",
-        ends[6],
-    )
+    text = "Not told at once, since T: 4 approval requests, 1 stop, 2 watch alarms."
+    assert summed == News(f"{found[0].id}.{ends[7]}", "summary", summed.text, "history", ends[7])
+    assert (re.sub(r"since .*UTC", "since T", summed.text), rest) == (text, found[-2:])
     monkeypatch.setattr(news, "FRESH", -news.FRESH)
-    (summed,), _ = news.look(directory, ends[6])
-    assert (re.sub(r"since .*UTC", "since T", summed.text), summed.end) == ("Not told at once, since T: 2 stops.", end)
+    (summed,), _ = news.look(directory, ends[7])
+    text = "Not told at once, since T: 1 approval request, 1 stop."
+    assert (re.sub(r"since .*UTC", "since T", summed.text), summed.end) == (text, end)
 
 
 @asynccontextmanager

@@ -3,11 +3,12 @@
 Of a call they have ids, names and rules: no argument, no output, and no host that it named.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import dropwhile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from glovebox_audit import read
 from glovebox_audit.chain import Record
@@ -68,14 +69,14 @@ def look(directory: Path, at: int) -> tuple[list[News], int]:
 
 
 def _news(record: Record, end: int) -> News:
-    data = record.data
-    whose = f"{name(data.get('tool') or 'no tool')} by {name(data.get('principal'))}"
+    data: Mapping[str, Any] = defaultdict(str, record.data)
+    whose = f"{name(data['tool'])} by {name(data['principal'])}"
     if record.kind == ApprovalRequested.kind:
-        until = datetime.fromisoformat(record.time) + timedelta(seconds=data["seconds"])
+        until = datetime.fromisoformat(record.time) + timedelta(seconds=data["seconds"] or 0)
         text, page = f"A call of {whose} waits for approval until {_clock(until)}.", f"approval/{data['approval']}"
     elif record.kind == WatchAlarm.kind:
         found = f"{name(data['rule'])} found what it looks for in {name(data['where'])} of {whose}"
-        text, page = f"The watch rule {found}. Its action: {data['action']}.", f"call/{data.get('call', '')}"
+        text, page = f"The watch rule {found}. Its action: {data['action']}.", f"call/{data['call']}"
     else:
         what = f"{data['scope']} {name(data['name'])}" if data["name"] else "everything"
         text, page = f"{name(data['by'])} stopped {what}: {name(data['because'], 500)}", f"stop/{data['stop']}"

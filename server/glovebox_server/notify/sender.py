@@ -99,7 +99,7 @@ class Target:
             "Glovebox-Id": told.id, "Glovebox-Signature": f"t={stamp},v1={signature}",
         }  # fmt: skip
         status, content, problem = 0, b"", f"no answer within {SECONDS:g} seconds"
-        http = httpx2.AsyncClient(verify=self._tls, timeout=SECONDS, trust_env=bool(self._tls))
+        http = httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=bool(self._tls))
         try:
             with anyio.move_on_after(SECONDS):
                 async with http, http.stream("POST", self._url, content=body, headers=headers) as answer:
