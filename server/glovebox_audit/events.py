@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, dataclass_transform
 
-from glovebox_audit.receipts.parts import Input, Output
+from glovebox_audit.receipts.parts import Input, LossCause, Output, PromotedFile, RemovalReason
 
 #: Every event by its kind.
 EVENTS: "dict[str, type[Event]]" = {}
@@ -25,8 +25,6 @@ Effect = Literal["allow", "deny", "ask"]
 Answer = Literal["allow", "deny"]
 Channel = Literal["client", "operator"]
 Reach = Literal["call", "run", "caller"]
-LossCause = Literal["log", "server"]
-RemovalReason = Literal["age", "size"]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -288,17 +286,6 @@ class GrantRevoked(GrantEvent, kind="grant.revoked"):
     """An operator took a grant back; a call that runs on it is not ended by this."""
 
     by: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromotedFile:
-    """One file of a promotion."""
-
-    name: str
-    before: str | None = None
-    after: str | None = None
-    origin: str
-    findings: int | None = None
 
 
 class ProposalScanned(ScanEvent, kind="proposal.scanned"):
