@@ -52,7 +52,7 @@ def stopped(name: str, **changed: str) -> StopMade:
 
 def told(name: str) -> str:
     """What is told of ``stopped``."""
-    return f"`local:0` stopped tool `{name}`: `B`"
+    return f"s_1: `local:0` stopped tool `{name}`: `B`"
 
 
 def question(number: int) -> dict[str, Any]:
@@ -188,21 +188,22 @@ def test_what_is_told_of_records(settings: Settings, monkeypatch: pytest.MonkeyP
     found, end = news.look(directory, 0)
     records = [json.loads(line) for line in log_lines(directory)]
     ends = [sum(map(len, log_lines(directory)[: at + 1])) for at in range(len(records))]
-    waits = f"A call of `run_python` by {SHOWN} waits for approval until T."
+    waits = f"a call of `run_python` by {SHOWN} waits for approval until T."
     assert [(*each[1:2], *each[3:]) for each in found] == [
         (kind, page, ends[at])
         for kind, page, at in (
-            ("approval.requested", "approval/a_1", 0), ("approval.requested", "approval/a_3", 2),
+            ("approval.requested", "waiting", 0), ("approval.requested", "waiting", 2),
             ("watch.alarm", "call/c_1", 5), ("watch.alarm", "call/", 6),
-            ("stop.made", "stop/s_1", 7), ("stop.made", "stop/s_1", 8), ("approval.requested", "approval/", 12),
+            ("stop.made", "now", 7), ("stop.made", "now", 8), ("approval.requested", "waiting", 12),
         )
     ]  # fmt: skip
     looks = "The watch rule `canary` found what it looks for in `stdout` of"
     assert [re.sub(r"until .*UTC", "until T", each.text) for each in found] == [
-        waits, waits,
+        f"a_1: {waits}", f"a_3: {waits}",
         f"{looks} `run_python` by {SHOWN}. Its action: stop.", f"{looks} `` by {SHOWN}. Its action: slow.",
-        f"`local:0` stopped principal {SHOWN}: `A ⟪U+0060⟫reason⟪U+0060⟫.`", "`local:0` stopped everything: `B`",
-        "A call of `` by `` waits for approval until T.",
+        f"s_1: `local:0` stopped principal {SHOWN}: `A ⟪U+0060⟫reason⟪U+0060⟫.`",
+        "s_1: `local:0` stopped everything: `B`",
+        ": a call of `` by `` waits for approval until T.",
     ]  # fmt: skip
     assert [each.id for each in found] == [records[at]["hash"] for at in (0, 2, 5, 6, 7, 8, 12)]
     assert end == ends[-1]
@@ -382,8 +383,7 @@ async def test_nothing_of_a_program_is_sent_and_no_call_waits(
 
         assert (await call())["refused"]["rule"] == "approval.pending"
         await until(lambda: len(receiver.requests) == 1)
-        approval = re.findall(r"/go/approval/(a_\w{26})$", receiver.requests[0].text)
-        await operate("approvals", "allow", *approval)
+        await operate("approvals", "allow", receiver.requests[0].text[:28])
         assert (await call())["stdout"]["text"] == f"{CANARY}\n"
         await operate("stop", "--tool", "run_python", "--because", "Enough.")
         assert (await call())["refused"]["rule"] == "stop"
@@ -392,8 +392,10 @@ async def test_nothing_of_a_program_is_sent_and_no_call_waits(
     async with whole_server(options, "stdio"):
         await until(lambda: len(receiver.requests) == 2)
     asked, stop = receiver.texts()
-    assert re.fullmatch(r"A call of `run_python` by `local:\d+` waits for approval until [-0-9: ]+ UTC\.", asked)
-    assert re.fullmatch(r"`local:\d+` stopped tool `run_python`: `Enough\.`", stop)
+    assert re.fullmatch(
+        r"a_\w{26}: a call of `run_python` by `local:\d+` waits for approval until [-0-9: ]+ UTC\.", asked
+    )
+    assert re.fullmatch(r"s_\w{26}: `local:\d+` stopped tool `run_python`: `Enough\.`", stop)
     assert CANARY.encode() not in b"".join(each.raw for each in receiver.requests)
     kept = [*(tmp_path / "state" / "artifacts").rglob("*"), *(tmp_path / "state" / "governance").rglob("*")]
     assert CANARY.encode() in b"".join(path.read_bytes() for path in kept if path.is_file())

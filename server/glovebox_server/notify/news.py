@@ -73,13 +73,13 @@ def _news(record: Record, end: int) -> News:
     whose = f"{name(data['tool'])} by {name(data['principal'])}"
     if record.kind == ApprovalRequested.kind:
         until = datetime.fromisoformat(record.time) + timedelta(seconds=data["seconds"] or 0)
-        text, page = f"A call of {whose} waits for approval until {_clock(until)}.", f"approval/{data['approval']}"
+        text, page = f"{data['approval']}: a call of {whose} waits for approval until {_clock(until)}.", "waiting"
     elif record.kind == WatchAlarm.kind:
         found = f"{name(data['rule'])} found what it looks for in {name(data['where'])} of {whose}"
         text, page = f"The watch rule {found}. Its action: {data['action']}.", f"call/{data['call']}"
     else:
         what = f"{data['scope']} {name(data['name'])}" if data["name"] else "everything"
-        text, page = f"{name(data['by'])} stopped {what}: {name(data['because'], 500)}", f"stop/{data['stop']}"
+        text, page = f"{data['stop']}: {name(data['by'])} stopped {what}: {name(data['because'], 500)}", "now"
     return News(record.hash, record.kind, text, page, end)
 
 
