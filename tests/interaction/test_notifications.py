@@ -83,6 +83,12 @@ def settings(tmp_path: Path, receiver: Receiver) -> Settings:
     return Settings(state_dir=tmp_path / "state", notify=receiver.url)
 
 
+async def settled(settings: Settings, **wanted: Any) -> None:
+    """Wait until what arrived is noted as sent, too: else a process that ends now leaves it to the next."""
+    path = settings.state_dir / "notify" / "position.json"
+    await until(lambda: json.loads(path.read_bytes()).items() >= {"tries": 0, **wanted}.items(), SECONDS)
+
+
 def write(settings: Settings, *events: Event) -> None:
     """Record events as a command does, in a process of its own as far as the log can tell."""
     with recording(settings) as record:
@@ -253,8 +259,7 @@ async def test_what_fails_is_tried_five_times_recorded_and_left(settings: Settin
     async with followed(settings) as log:
         records = [await log.append(stopped(name)) for name in "abc"]
         await until(lambda: len(receiver.requests) == 8)
-        position = settings.state_dir / "notify" / "position.json"
-        await until(lambda: json.loads(position.read_bytes())["tries"] == 0)
+        await settled(settings)
     assert receiver.texts() == [told("a")] * 5 + [told("b")] + [told("c")] * 2
     ids = [each.headers["glovebox-id"] for each in receiver.requests]
     assert ids == [records[at].hash for at in (0, 0, 0, 0, 0, 1, 2, 2)]
@@ -272,6 +277,7 @@ async def test_a_restart_sends_nothing_twice_and_what_came_meanwhile(settings: S
     async with followed(settings) as log:
         await log.append(stopped("a"))
         await until(lambda: len(receiver.requests) == 1)
+        await settled(settings)
     write(settings, stopped("b"))
     receiver.answers = [never]
     for number in range(2, 7):
@@ -332,6 +338,7 @@ async def test_a_log_that_does_not_verify_is_told_once(
         lines = log_lines(settings.state_dir / "audit")
         replace_lines(settings.state_dir / "audit", [lines[0], lines[1].replace(b"local:0", b"local:1"), *lines[2:]])
         await until(lambda: len(receiver.requests) == 1, SECONDS)
+        await settled(settings, problem="audit.jsonl, line 2, edited")
         await checks()
     async with followed(settings):
         await checks()
@@ -437,6 +444,7 @@ async def test_of_two_servers_one_sends_and_when_it_is_killed_the_other(
         await received(3)
         write(settings, stopped("c"))
         await received(4)
+        await settled(settings)
         for each in running:
             each.communicate()  # its client leaves
         write(settings, stopped("d"))
