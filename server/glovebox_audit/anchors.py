@@ -70,7 +70,7 @@ async def keep(end: Head, where: str, left: list[Process] | None = None) -> None
     if kind == "file":
         await anyio.to_thread.run_sync(_append, Path(place), line)
     else:
-        await _give(shlex.split(place), line, [] if left is None else left)
+        await give(shlex.split(place), line, [] if left is None else left)
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -84,7 +84,14 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-async def _give(argv: list[str], line: bytes, left: list[Process]) -> None:
+async def give(argv: list[str], line: bytes, left: list[Process]) -> None:
+    """Run a program that reads a line; raises OSError, with a sentence, unless it ends in time with status 0.
+
+    None is run while one in ``left`` has not ended.
+    """
+    if any(process.returncode is None for process in left):
+        raise OSError("the program that was run before has not ended")
+    left.clear()
     async with own_session(argv, stdout=-3) as process:
         with anyio.move_on_after(PROGRAM_SECONDS):
             if process.stdin is not None:

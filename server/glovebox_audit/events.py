@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, dataclass_transform
 
+from glovebox_audit.receipts.parts import Input, LossCause, Output, PromotedFile, RemovalReason
+
 #: Every event by its kind.
 EVENTS: "dict[str, type[Event]]" = {}
 
@@ -23,8 +25,6 @@ Effect = Literal["allow", "deny", "ask"]
 Answer = Literal["allow", "deny"]
 Channel = Literal["client", "operator"]
 Reach = Literal["call", "run", "caller"]
-LossCause = Literal["log", "server"]
-RemovalReason = Literal["age", "size"]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -51,16 +51,6 @@ class CallEvent(Event):
     client: str | None = None
     run: str | None = None
     workflow: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """One artifact of an earlier call that this call was given."""
-
-    name: str
-    uri: str
-    sha256: str
-    bytes: int
 
 
 class CallDecided(CallEvent, kind="call.decided"):
@@ -168,15 +158,6 @@ class ScanEvent(Event):
 
 class ArtifactScanned(ScanEvent, CallEvent, kind="artifact.scanned"):
     """An output file was scanned, or could not be; before the call's result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """One thing a call gave back, by digest and size."""
-
-    name: str
-    digest: str
-    bytes: int
 
 
 class EndEvent(CallEvent):
@@ -307,17 +288,6 @@ class GrantRevoked(GrantEvent, kind="grant.revoked"):
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromotedFile:
-    """One file of a promotion."""
-
-    name: str
-    before: str | None = None
-    after: str | None = None
-    origin: str
-    findings: int | None = None
-
-
 class ProposalScanned(ScanEvent, kind="proposal.scanned"):
     """An artifact that a call proposes was scanned, or could not be. On disk before anybody is asked about it."""
 
@@ -400,6 +370,15 @@ class ProfileLoaded(Event, kind="profile.loaded"):
     digest: str
     source: str
     unsafe: tuple[str, ...] = ()
+    changed: Mapping[str, str] | None = None
+    lock_digest: str | None = None
+
+
+class ProfilesRefused(Event, kind="profiles.refused"):
+    """The profiles' files, or their lock, were changed, and cannot be in effect: those before stay."""
+
+    where: str
+    profiles_digest: str
 
 
 class PoolChanged(Event, kind="pool.changed"):
@@ -519,3 +498,21 @@ class TokenRevoked(Event, kind="token.revoked"):
 
     principal: str
     by: str
+
+
+class StateRestored(Event, kind="state.restored"):
+    """A backup took the place of the state directory: what is before this is the backup's."""
+
+    by: str
+    made: str
+    head: str
+    before: str | None = None
+
+
+class NotificationFailed(Event, kind="notification.failed"):
+    """A notification was given up: what it was about may be known to nobody."""
+
+    id: str
+    about: str
+    attempts: int
+    reason: str

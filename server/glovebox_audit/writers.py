@@ -19,8 +19,9 @@ from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head, Record
-from glovebox_audit.events import EVENTS, WHOSE, CallDecided, CallLost, LossCause, ReceiptSigned
+from glovebox_audit.events import EVENTS, WHOSE, CallDecided, CallLost, ReceiptSigned
 from glovebox_audit.place import LogDirectory, is_held, take_lock
+from glovebox_audit.receipts.parts import LossCause
 
 #: Calls that are remembered. A server runs 16 at once, so this is thousands of killed servers. Beyond it the oldest is
 #: evicted, and nothing is reported about an unknown call.

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -19,7 +19,7 @@ from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, Ser
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.query import current
-from glovebox_profiles.compile import ProfileSet
+from glovebox_profiles.compile import ProfileSet, to_spec
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, is_absent, load
 from glovebox_profiles.model import Effect, Profile
@@ -37,7 +37,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.call import decide, validate_arguments
-from glovebox_server.core.rights import ActivePolicy
+from glovebox_server.core.rights import ActivePolicy, Governed
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
@@ -79,10 +79,7 @@ class App:
     server_id: str
     workspace: Workspace
     tools: Mapping[str, Tool] = field(default_factory=lambda: TOOLS)
-    profiles: ProfileSet
-    environments: Mapping[str, Environment]
     in_force: ActivePolicy
-    lock: Lock | None
     artifacts: ArtifactStore
     signer: Signer
     sealer: Sealer | None
@@ -97,6 +94,16 @@ class App:
     tasks: TaskGroup = field(init=False)
     guards: GuardSet = field(init=False)
     broker: Broker = field(init=False)
+
+    @property
+    def profiles(self) -> ProfileSet:
+        """Return the profiles in effect, before any role."""
+        return self.in_force.now.profiles
+
+    @property
+    def environments(self) -> Mapping[str, Environment]:
+        """Return the environment of each tool's programs."""
+        return self.in_force.now.environments
 
     def redaction(self, principal: Principal, tool: str | None) -> tuple[str, Forms]:
         """Return how secrets in files of a tool's programs are treated, and the keys that no caller may read there.
@@ -172,7 +179,7 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, worker: bool) -> tuple
     audit = app.audit = await enter(AuditLog.open(state / "audit", app.server_id, rotation(settings, app.signer)))
     stops = await enter(Stops.opened(state, audit))
     watch = await Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {})
-    approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, app.environments)))
+    approvals = await enter(Approvals.opened(state, audit, TOOLS, lambda tool: _packages(app.environments, tool)))
     await enter(app.artifacts.opened())
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
@@ -183,7 +190,7 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, worker: bool) -> tuple
     tasks = app.tasks = await enter(anyio.create_task_group())
     sandboxes = SandboxProvider(drivers=drivers, pool=Pool(SandboxDescriber(), shared=shared, worker=client))
     guards = app.guards = GuardSet(
-        rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
+        rights_of=policy.rights_of if policy.follows else policy.now.rights_of,  # what is off is not entered
         admission=Admission(shared=shared), sandboxes=sandboxes, artifacts=app.artifacts,
         stops=stops, approvals=approvals, budgets=budgets, watch=watch,
         credentials=CredentialCache(tasks), proposals=partial(_proposals, app),
@@ -196,15 +203,23 @@ async def _open_parts(app: App, stack: AsyncExitStack, *, worker: bool) -> tuple
 
 def _read(settings: Settings, transport: str) -> App:
     """Read everything, before anything starts."""
-    profiles = load_profiles(settings)
-    environments = required(settings, profiles)
-    served = workspace.find(settings, transport)
     path = policy_file(settings)  # resolved here: a file that disappears later is not read as "no policy"
-    place = settings if path is None else settings.model_copy(update={"policy": path})
-    lock = _lock(settings)
-    policy = ActivePolicy(path, partial(governed, place, profiles, served, lock))
-    if lock is not None:
-        lock.require(effective(profiles, environments, policy.policy, path))
+    found = profile_directories(settings)  # the same is true of the operator's own
+    if path is not None:
+        settings = settings.model_copy(update={"policy": path})
+    served = workspace.find(settings, transport)
+
+    def read() -> Governed:
+        """Read all that rights are made of, as the lock has it."""
+        profiles, lock = load(found, check_example=check_example, tools=TOOLS), _lock(settings)
+        environments = required(settings, profiles)
+        now = replace(governed(settings, profiles, served, lock), profiles=profiles, environments=environments)
+        if lock is None:
+            return now
+        lock.require(effective(profiles, environments, now.policy, path))
+        return replace(now, lock_digest=lock.digest)
+
+    policy = ActivePolicy(path, read, partial(_files, settings) if path or len(found) > 1 else None)
     sealer = None if settings.audit_arguments_key is None else Sealer.load(settings.audit_arguments_key)
     if os.path.lexists(settings.state_dir / "promotions"):
         recover(settings)  # before the files that they were changing are read
@@ -214,15 +229,19 @@ def _read(settings: Settings, transport: str) -> App:
     )  # fmt: skip
     signer, key = Signer.load(settings.state_dir), load_key(settings.state_dir)
     return App(
-        settings=settings, transport=transport, server_id=server_id(), workspace=served,
-        profiles=profiles, environments=environments, in_force=policy, lock=lock, artifacts=store, signer=signer,
-        sealer=sealer, runs=Runs(derive_key(key, "runs")), states_key=derive_key(key, "request states"),
+        settings=settings, transport=transport, server_id=server_id(), workspace=served, in_force=policy,
+        artifacts=store, signer=signer, sealer=sealer, runs=Runs(derive_key(key, "runs")),
+        states_key=derive_key(key, "request states"),
     )  # fmt: skip
 
 
 async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, worker: bool) -> None:
     """Record what is in effect, and start what runs beside calls."""
     settings, profiles, audit = app.settings, app.profiles, app.audit
+
+    async def try_preloads(found: Governed) -> None:
+        await check_preloads(found.profiles, app.broker.sandboxes, settings.state_dir)
+
     for tool, profile in profiles.items():
         source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
         await audit.append(ProfileLoaded(tool=tool, digest=profiles.digests[profile.tool], source=source))
@@ -230,10 +249,15 @@ async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, worker: bool) -> N
     tasks.start_soon(app.in_force.follow, audit, watch.act)
     if app.transport != "cli":
         tasks.start_soon(current.follow, lambda: audit.head, settings.state_dir / "audit")
+        if settings.notify is not None:
+            from glovebox_server.notify import sender  # noqa: PLC0415 - what is off is not imported
+
+            tasks.start_soon(sender.follow, settings, audit, sender.Target(settings))
         if settings.audit_anchor is not None:
             every = settings.audit_anchor_minutes * 60
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)
-        await check_preloads(profiles, app.broker.sandboxes, settings.state_dir)
+        await try_preloads(app.in_force.now)
+        app.in_force.check = try_preloads
     tasks.start_soon(_sweep, app.artifacts)
     if worker:
         tasks.start_soon(prepare_in_force, app.in_force, app.guards)
@@ -245,6 +269,13 @@ def _proposals(app: App) -> Proposals:
     return Proposals(
         settings=app.settings, audit=app.audit, into=lambda: policy.policy.promote.into if policy.policy else {}
     )
+
+
+def _files(settings: Settings) -> list[Path]:
+    """Return the files besides the policy that decide what may be in effect; the directory stands for what comes."""
+    own, lock = settings.profiles_dir, settings.locked
+    locks = [lock, lock.with_name(f"{lock.name}.sig"), settings.require_signed] if lock else []
+    return [own, *sorted(own.glob("*.toml")), *(each for each in locks if each)]
 
 
 def _lock(settings: Settings) -> Lock | None:
@@ -295,7 +326,7 @@ async def _on_record(app: App) -> AsyncIterator[None]:
     started = ServerStarted(
         version=VERSION, pid=os.getpid(), transport=app.transport, tools_digest=tools_digest,
         receipt_key=app.signer.key_id, policy_digest=app.in_force.now.digest,
-        lock_digest=None if app.lock is None else app.lock.digest,
+        lock_digest=app.in_force.now.lock_digest,
     )  # fmt: skip
     await app.audit.append(started)
     try:
@@ -325,6 +356,10 @@ async def prepare_in_force(in_force: ActivePolicy, guards: GuardSet) -> None:
         changed = in_force.changed
         await prepare_sandboxes(in_force.now.every, guards)
         await changed.wait()
+        guards.sandboxes.pool.keep_only(
+            to_spec(each, workspace=rights.workspace)
+            for rights in in_force.now.every for each in rights.profiles.values()
+        )  # fmt: skip
 
 
 async def prepare_masked(in_force: ActivePolicy, guards: GuardSet) -> None:

@@ -116,7 +116,7 @@ def trace_of(parent: object, state: object = None) -> Trace | None:
 
 
 KEYS = "keys"
-_KEY_NAME = "server.key"
+KEY_NAME = "server.key"
 _KEY_KIND = "server key"
 KEY_BYTES = 32
 
@@ -127,11 +127,11 @@ def load_key(state_dir: Path) -> bytes:
     Raises SecretFileError if it is a link, another user's, open to others, or not ``KEY_BYTES`` long.
     """
     with secret_files.opened(state_dir / KEYS, _KEY_KIND) as place:
-        if _KEY_NAME not in place.names():
-            place.make(_KEY_NAME, secrets.token_bytes(KEY_BYTES))
-        key = place.read(_KEY_NAME, KEY_BYTES)
+        if KEY_NAME not in place.names():
+            place.make(KEY_NAME, secrets.token_bytes(KEY_BYTES))
+        key = place.read(KEY_NAME, KEY_BYTES)
     if len(key) != KEY_BYTES:
-        path = state_dir / KEYS / _KEY_NAME
+        path = state_dir / KEYS / KEY_NAME
         raise SecretFileError(
             _KEY_KIND, path, f"it does not hold {KEY_BYTES} bytes", f"Remove {path}; a new one is made."
         )
@@ -140,7 +140,7 @@ def load_key(state_dir: Path) -> bytes:
 
 def has_key(state_dir: Path) -> bool:
     """Return whether a server, or a command that makes calls, has ever used the state directory."""
-    return os.path.lexists(state_dir / KEYS / _KEY_NAME)
+    return os.path.lexists(state_dir / KEYS / KEY_NAME)
 
 
 def derive_key(key: bytes, use: str) -> bytes:

@@ -95,6 +95,10 @@ class SecretDirectory:
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
+    def take(self) -> bool:
+        """Lock out other processes until this is closed; return False if one was first."""
+        return take_lock(self._descriptor)
+
     def remove(self, name: str) -> None:
         """Remove a file, and return once the removal survives a crash. Raises SecretFileError."""
         try:

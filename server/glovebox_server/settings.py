@@ -23,6 +23,9 @@ _NO_SETTINGS = frozenset(
 )  # fmt: skip
 """Variables of tests, scripts and client configurations that are no settings."""
 
+_WEBHOOK = r"(https://[A-Za-z0-9.:\[\]-]+|http://(127(\.[0-9]{1,3}){3}|localhost|\[::1\])(:[0-9]{1,5})?)([/?][!-~]*)?"
+"""An address that notifications may go to: by TLS, or on this machine."""
+
 
 def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
     """Return a factory of a directory of the user's, by the XDG directories and the home."""
@@ -74,6 +77,10 @@ class Settings(BaseModel, frozen=True):
     """Interval between anchors, in minutes."""
     audit_arguments_key: Path | None = None
     """The X25519 public key, in PEM, to which the log seals calls' arguments."""
+    notify: Annotated[str, Field(pattern=rf"^({_WEBHOOK}|exec:\S.*)$")] | None = None
+    """A webhook's address, or `exec:COMMAND`, which reads notifications."""
+    console_url: str = Field(default="http://127.0.0.1:8322", pattern=r"^https?://[^\s?#]+$")
+    """Address of the console, to which notifications link."""
 
     @property
     def environments_dir(self) -> Path:
@@ -94,10 +101,10 @@ class Settings(BaseModel, frozen=True):
             raise PydanticCustomError("empty", "it is empty: name a value, or unset it")
         return given
 
-    @field_validator("audit_anchor")
+    @field_validator("audit_anchor", "notify")
     @classmethod
     def _words(cls, given: str | None) -> str | None:
-        """Refuse a command that cannot be split into words: the first anchor would fail otherwise."""
+        """Refuse a command that cannot be split into words: its first use would fail otherwise."""
         if given is not None and given.startswith("exec:"):
             try:
                 shlex.split(given)

@@ -25,6 +25,7 @@ from glovebox_sandboxes.conformance.trial import processes
 from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.pool.pool import Pool
 from glovebox_sandboxes.session.connection import AttestedSandbox, host_namespaces
 from glovebox_sandboxes.worker import client
 from glovebox_sandboxes.worker.client import WorkerClient
@@ -235,6 +236,26 @@ async def test_a_plan_that_the_worker_does_not_make_is_not_asked_for_again(
         here.plan = replace(here.plan, action={**here.plan.action, "runtime": "another"})
         assert [await here.printed(), await here.printed()] == [None, None]
     assert [each.rpartition(": ")[2] for each in caplog.messages] == ["its worker makes another plan of it"]
+
+
+@only
+async def test_what_waits_for_profiles_that_are_not_in_effect_any_more_ends(tmp_path: Path) -> None:
+    """One that runs is not ended, and what is kept stays, with other covers too (the control)."""
+    heard: list[Message] = []
+    async with scene(tmp_path) as here:
+        here.worker._tell = heard.append
+        await here.ready()
+        pool, spec = Pool(worker=here.worker), here.plan.spec
+        async with here.lease() as leased:
+            pool.keep_only([replace(spec, output=False), replace(spec, masks=())])
+            await here.ready()
+            assert [each["what"] for each in heard if each["what"] == "cleared"] == []
+            pool.keep_only([replace(spec, output=False)])
+            await until(lambda: here.plan.digest not in here.worker.link.prepared)  # type: ignore[union-attr]
+            assert leased is not None
+            assert (await outcome_of(leased, "print(1)")).stdout.text == "1\n"
+        await until(lambda: "cleared" in [each["what"] for each in heard], 20)
+        await here.ready()  # where it is asked for again
 
 
 @only

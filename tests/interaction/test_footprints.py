@@ -36,19 +36,32 @@ def test_a_connection_enters_no_more_files(wires: Cable) -> None:
     assert grown("fetch") == {}
 
 
+NOTIFY = "glovebox_server.notify.sender"
 #: What takes longest to import, by who needs it: every call, every server, and one over HTTP or with Docker alone.
 CALLS = {"anyio", "cryptography", "pydantic", "rich", "sqlite3"}
 SERVES = {"httpx2", "mcp", "mcp_types", "starlette", "structlog", "uvicorn"}
-REST = {"cryptography.x509", "docker", "glovebox_server.transport.auth", "jwt", "requests"}
+REST = {"cryptography.x509", "docker", "glovebox_server.transport.auth", "jwt", "requests", NOTIFY}
 
 
 @pytest.mark.parametrize(
     ("words", "needed"),
-    [(["--help"], set[str]()), (["call", "none"], CALLS), (["serve"], CALLS | SERVES)],
-    ids=["help", "call", "stdio"],
+    [
+        (["--help"], set[str]()),
+        (["call", "none"], CALLS),
+        (["serve"], CALLS | SERVES),
+        (["serve"], CALLS | SERVES | {NOTIFY}),
+    ],
+    ids=["help", "call", "stdio", "notifying"],
 )
-def test_a_start_imports_only_what_it_needs(words: list[str], needed: set[str], tmp_path: Path) -> None:
-    """Help needs neither settings nor models, a call no MCP, and a server over stdio nothing of HTTP but the SDK's."""
+def test_a_start_imports_only_what_it_needs(
+    words: list[str], needed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Help needs neither settings nor models, a call no MCP, and a server over stdio nothing of HTTP but the SDK's.
+
+    What notifies is imported where it is set up, and then by servers alone.
+    """
+    if NOTIFY in needed or words == ["call", "none"]:
+        monkeypatch.setenv("GLOVEBOX_NOTIFY", "exec:true")
     where = ["--state-dir", str(tmp_path / "state"), "--workspace", str(ROOT / "examples")] if needed else []
     command = [sys.executable, "-I", "-X", "importtime", "-m", "glovebox_server", *words, *where]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

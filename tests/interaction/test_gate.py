@@ -120,7 +120,13 @@ async def test_every_route_and_method_needs_a_token(processes: int, tmp_path: Pa
         status, body = await _status(server, _request(server, "GET", "/health"))
         told = json.loads(body)
         assert (status, told["status"]) == (200, "ok")
-        told_of = {"longest_stall_ms", "unusable_token_files", "unusable_policy", "refused_requests"}
+        told_of = {
+            "longest_stall_ms",
+            "unusable_token_files",
+            "unusable_policy",
+            "unusable_profiles",
+            "refused_requests",
+        }
         assert told.keys() == {"status", *told_of, *(("process", "processes") if processes == 2 else ())}
         assert (await _status(server, _request(server, "GET", "/health", {"Authorization": f"bearer {token}"})))[
             0

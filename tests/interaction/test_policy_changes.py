@@ -20,10 +20,12 @@ from mcp import Client
 from mcp.server.subscriptions import PromptsListChanged, ToolsListChanged
 from tests.fixtures.callers import give_token
 from tests.interaction import node
-from tests.interaction.served import Era, Transport, connected, until, whole_server
+from tests.interaction.served import Era, Transport, connected, plain_profile, until, whole_server
 from tests.interaction.test_real_server import GLOVEBOX, over_http
 from tests.interaction.test_tenants import NAMES, options
 
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server import app as apps
 from glovebox_server.cli.main import main
 from glovebox_server.core import rights
 from glovebox_server.transport import serve
@@ -262,17 +264,61 @@ async def test_a_client_of_another_transport_is_told_too(
         assert told.methods == ["notifications/tools/list_changed"]
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_without_a_policy_no_list_is_said_to_change(era: Era, tmp_path: Path) -> None:
-    """The capability is not claimed in either era; the control is every other test here."""
+async def test_a_list_is_said_to_change_where_it_may(
+    era: Era, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capability is claimed in both eras by a server with profiles of its own, and by none without anything."""
+    if not own:
+        monkeypatch.setattr(apps, "profile_directories", lambda settings: [SHIPPED, settings.profiles_dir][:1])
     async with connected("stdio", era, ["--state-dir", str(tmp_path / "state")]) as client:
         found = client.server_capabilities
         assert found.tools is not None
         assert found.prompts is not None
         assert found.resources is not None
         claims = [found.tools.list_changed, found.prompts.list_changed, found.resources.list_changed]
-        assert claims == [False] * 3
+        assert claims == [own, own, False]
         assert found.resources.subscribe
+
+
+@pytest.mark.parametrize(("transport", "era"), [("stdio", "legacy"), ("http", "modern")])
+async def test_a_profile_that_changes_is_in_force_for_the_next_call(
+    transport: Transport, era: Era, tmp_path: Path
+) -> None:
+    """A call under way keeps what it began with; its client is told if what it reads of a tool is another, not else."""
+    (tmp_path / "workspace").mkdir()
+    tmp_path.chmod(0o755)
+    own, log, go = (tmp_path / each for each in ("config/profiles/run_python.toml", "state/audit/audit.jsonl", "go"))
+    options = ["--state-dir", str(tmp_path / "state"), "--workspace", str(tmp_path / "workspace")]
+    go = tmp_path / "workspace" / "go"
+    told = Told(era)
+    async with connected(transport, era, options, message_handler=told) as client, told.follow(client):
+        (tool,) = [each for each in (await client.list_tools()).tools if each.name == "run_python"]
+        assert "At most 30 s" in str(tool.description)
+        ended: list[Any] = []
+
+        async def long() -> None:
+            code = "import os, time\nwhile not os.path.exists('/workspace/go'): time.sleep(0.05)\nprint('done')"
+            ended.append((await client.call_tool("run_python", {"code": code})).structured_content)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(long)
+            await until(lambda: b'"sandbox.started"' in log.read_bytes(), 20)
+            _write(own, plain_profile(pids="9"))  # of which no client reads
+            await until(lambda: log.read_bytes().count(b'"changed":{') == 1, 20)
+            _write(own, plain_profile(wall_seconds="2", workspace='"none"'))
+            await until(lambda: bool(told.methods), 20)
+            (tool,) = [each for each in (await client.list_tools()).tools if each.name == "run_python"]
+            assert "At most 2 s" in str(tool.description)
+            assert not ended
+            go.touch()
+        assert ended[0]["stdout"]["text"] == "done\n"
+        found = await client.call_tool("run_python", {"code": "import os; print(os.path.exists('/workspace/go'))"})
+        assert (found.structured_content or {})["stdout"]["text"] == "False\n"
+        own.write_text("risk = ")
+        await until(lambda: b'"profiles.refused"' in log.read_bytes(), 20)
+    assert told.methods == ["notifications/tools/list_changed"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 from tests.interaction.served import served, until
 
 from glovebox_audit.printable import printable
+from glovebox_sandboxes.host.owner import server_id
 from glovebox_server.transport import logs
 
 FORGED = "x\n2026-11-23T09:59:59Z [info     ] listening url=http://evil\r\x1b[2J\x9b2J\u202e"
@@ -88,7 +89,8 @@ async def test_each_call_is_one_line_that_nothing_of_its_arguments_is_in(
     tools = ["run_python", "run_python", "unknown", "run_python"]
     assert told == [("info", tool, outcome, "token:alice") for tool, outcome in zip(tools, outcomes, strict=True)]
     for call in calls:
-        assert call.keys() == {"timestamp", "level", "event", "tool", "outcome", "caller", "call_id", "seconds"}
+        told = {"timestamp", "level", "event", "tool", "outcome", "caller", "call_id", "run", "seconds"}
+        assert call.keys() == (told | {"server"} if form == "json" else told)
         assert re.fullmatch(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ", call["timestamp"])
 
 
@@ -98,6 +100,33 @@ def _read(line: str, form: str) -> dict[str, Any]:
         return found
     time, level, event, values = re.fullmatch(r"(\S+) \[(\w+) *\] (\w+) +(.*)", line).groups()  # type: ignore[union-attr]
     return {"timestamp": time, "level": level, "event": event, **dict(pair.split("=") for pair in values.split())}
+
+
+async def test_whatever_is_logged_of_a_call_has_the_ids_of_its_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what a part of us, or a library, logs on its behalf; what belongs to no call has its server's (control)."""
+    with own_process("json"):
+        async with served(tmp_path, "http") as server, server.client("http", "modern") as client:
+            submit = type(server.app.broker).submit
+
+            async def telling(*given: Any, **named: Any) -> Any:
+                logging.getLogger("glovebox_server.guards.budgets").warning("of a guard")
+                await anyio.to_thread.run_sync(structlog.get_logger("ours").warning, "of a thread")
+                return await submit(*given, **named)
+
+            with patch.object(type(server.app.broker), "submit", telling):
+                result = await client.call_tool("run_python", {"code": "print(1)"})
+            logging.getLogger("library").warning("of none")
+        records = [json.loads(line) for line in (tmp_path / "audit/audit.jsonl").read_bytes().splitlines()]
+    told = {each["event"]: each for each in map(json.loads, capsys.readouterr().err.splitlines())}
+    (decided,) = [each for each in records if each["kind"] == "call.decided"]
+    assert (result.structured_content or {})["call_id"] == decided["call_id"]
+    for event in ("of a guard", "of a thread", "call"):
+        assert (told[event]["call_id"], told[event]["run"]) == (decided["call_id"], told["call"]["run"]), event
+    assert re.fullmatch("r_[0-9a-z]{26}", told["call"]["run"])
+    assert {each["server"] for each in told.values()} == {server_id()}
+    assert not {"call_id", "run"} & told["of none"].keys()
 
 
 async def test_a_server_logs_in_the_form_that_it_was_started_with(tmp_path: Path) -> None:
@@ -111,6 +140,9 @@ async def test_a_server_logs_in_the_form_that_it_was_started_with(tmp_path: Path
             await client.call_tool("run_python", {"code": 7})
     told = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["outcome"] for line in told if line["event"] == "call"] == ["denied"]
+    records = (tmp_path.with_name("state") / "audit/audit.jsonl").read_text().splitlines()
+    started = json.loads(records[0])
+    assert {line["server"] for line in told} == {started["server"]}
 
 
 def test_nothing_below_the_level_is_logged(capsys: pytest.CaptureFixture[str]) -> None:

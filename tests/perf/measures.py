@@ -84,6 +84,7 @@ OFF = {
     "scanning": ("files.scan = false", ("/promotion/proposing.py", "/promotion/scanner/")),
     "sealing": ("no audit_arguments_key, no audit_anchor", ("/proof/", "/glovebox_audit/anchors.py")),
     "overlay": ('files.workspace = "read"', ("/artifacts/diff_form.py",)),
+    "notifications": ("no notify", ("/glovebox_server/notify/",)),
     "subscriptions": ("no client listens to the log", ("/glovebox_audit/subscription.py",)),
 }
 #: The same of features that are on by default, and have nothing to do in ``print(1)``.

@@ -64,6 +64,10 @@ class Scene:
         self.tools_when_recorded.append(self.tools)
         self.events.append(event)
 
+    async def append_all(self, events: list[Event]) -> None:
+        for each in events:
+            await self.append(each)
+
     async def look(self, times: int = 2) -> None:
         for _ in range(times):
             await self.in_force.look(self, self.watched.append)  # type: ignore[arg-type]  # all it needs of a log

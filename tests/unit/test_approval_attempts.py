@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.fixtures.approving import ASKING, Desk, a_desk, again, but, proposal
 
-from glovebox_audit.events import Input
+from glovebox_audit.receipts.parts import Input
 from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError

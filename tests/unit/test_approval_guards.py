@@ -13,7 +13,7 @@ import pytest
 import rfc8785
 from tests.fixtures.approving import ASKING, Desk, Person, a_desk, admit, again, but, proposal
 
-from glovebox_audit.events import Input
+from glovebox_audit.receipts.parts import Input
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import CallLimits, Network, Profile, digest, effective

@@ -14,7 +14,7 @@ import rfc8785
 from pydantic import TypeAdapter
 from tests.fixtures.approving import ASKING, Desk, again, but, proposal
 
-from glovebox_audit.events import Input
+from glovebox_audit.receipts.parts import Input
 from glovebox_profiles.model import digest, effective
 from glovebox_profiles.policy.model import Approval, By, Lift
 from glovebox_sandboxes.contract.errors import RefusedError

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, but, forms, proposal
 
-from glovebox_audit.events import Input
+from glovebox_audit.receipts.parts import Input
 from glovebox_audit.verify import verify
 from glovebox_profiles.model import CallLimits, FileRules, Network, Profile
 from glovebox_profiles.policy.model import Approval, Lift

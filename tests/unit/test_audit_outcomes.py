@@ -18,10 +18,10 @@ from glovebox_audit.events import (
     CallCancelled,
     EgressAnswered,
     EgressDecided,
-    PromotedFile,
     PromotionApplied,
     StopMade,
 )
+from glovebox_audit.receipts.parts import PromotedFile
 from glovebox_server.cli.options import time_or_age
 
 __all__ = ["log"]

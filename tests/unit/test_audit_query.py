@@ -29,7 +29,6 @@ from glovebox_audit.events import (
     CallLost,
     EgressDecided,
     Event,
-    Output,
     SandboxStarted,
 )
 from glovebox_audit.file import LogFile
@@ -37,6 +36,7 @@ from glovebox_audit.query import ask, current, index
 from glovebox_audit.query.ask import QueryAnswer, Told
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
+from glovebox_audit.receipts.parts import Output
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.segments.rotation import SEGMENT_BYTES
 from glovebox_server.cli.main import main

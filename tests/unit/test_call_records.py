@@ -12,7 +12,8 @@ from tests.fixtures.channels import an_outcome
 from tests.fixtures.receipts import CALL_ID, call_of, profile, receipt_log, said
 
 from glovebox_audit import chain, read
-from glovebox_audit.events import CallCancelled, CallDecided, CallFinished, Input, Output
+from glovebox_audit.events import CallCancelled, CallDecided, CallFinished
+from glovebox_audit.receipts.parts import Input, Output
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.model import Audit
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown

@@ -136,7 +136,7 @@ async def test_a_log_that_cannot_be_written_is_said(settings: Settings) -> None:
         make(settings.state_dir / "audit")
         console = terminal(200)
         assert await diagnose(settings, console, as_json=True) == code
-        ready = {"ready": False, "runtime": False, "log": there, "policy": True}
+        ready = {"ready": False, "runtime": False, "log": there, "policy": True, "profiles": True}
         assert json.loads("\n".join(shown(console)))["ready"] == ready
         console = terminal(200)
         await diagnose(settings, console)

@@ -1,5 +1,6 @@
 """What is prepared before the first call: the shipped profiles, a pool that only listens."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,12 +26,17 @@ class Host:
     def __init__(self, *, usable: bool) -> None:
         self.usable = usable
         self.prepared: list[SandboxSpec] = []
+        self.kept: set[str] | None = None
 
     async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple[str, SandboxSpec]:
         """The driver."""
         if not self.usable:
             raise UnsupportedSpecError("isolation", "none of this test's", "")
         return "driver", spec
+
+    def keep_only(self, specs: Iterable[SandboxSpec]) -> None:
+        """Remember the workspaces of those that are kept."""
+        self.kept = {each.mounts[0].source for each in specs if each.mounts}
 
     async def keep(self, _driver: str, plan: SandboxSpec) -> None:
         """Remember it."""
@@ -82,7 +88,7 @@ async def test_sandboxes_of_the_first_roles_are_prepared_too(monkeypatch: pytest
 
 
 async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a call; the control is what was prepared before the change."""
+    """Without a call, and what is ready for others is dropped; the control is what was prepared before the change."""
     monkeypatch.setattr(startup, "IMPORTS_AFTER_SECONDS", 0)
     host = Host(usable=True)
 
@@ -98,11 +104,12 @@ async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.
         tasks.start_soon(prepare_in_force, in_force, guards(host))
         while len(sources()) < 1:  # noqa: ASYNC110 - a thread looks at the workspace meanwhile
             await anyio.sleep(0.01)
-        assert sources() == [str(tmp_path / "one")]
+        assert (sources(), host.kept) == ([str(tmp_path / "one")], None)
         in_force._take(leaves("two"))
         while len(sources()) < 2:  # noqa: ASYNC110 - as above
             await anyio.sleep(0.01)
         assert sources() == [str(tmp_path / "one"), str(tmp_path / "two")]
+        assert host.kept == {str(tmp_path / "two")}
         tasks.cancel_scope.cancel()
 
 

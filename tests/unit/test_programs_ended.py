@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from glovebox_audit.anchors import _give
+from glovebox_audit.anchors import give
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_server.guards.credentials.sources import read
@@ -38,7 +38,7 @@ def _left(run: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
     return [str(each.message) for each in found if "still running" in str(each.message)]
 
 
-@pytest.mark.parametrize("run", [partial(wall.run, ["/bin/true"]), _lend, partial(_give, ["/bin/true"], b"", [])])
+@pytest.mark.parametrize("run", [partial(wall.run, ["/bin/true"]), _lend, partial(give, ["/bin/true"], b"", [])])
 def test_a_program_is_waited_for_whenever_its_start_is_cancelled(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Of a driver's probe, of a lent key, of an anchor. Without a shield some ten of the eighty are left."""
     assert _left(run) == []

@@ -420,6 +420,31 @@ def test_those_with_other_covers_go_and_all_else_stays(*, quick: bool) -> None:
         assert server.warm(covered)
 
 
+@both
+def test_what_is_ready_of_a_plan_that_is_not_in_effect_any_more_is_dropped(*, quick: bool) -> None:
+    """At once, not when it is idle; a call under way keeps its own, and other plans theirs (the control)."""
+    other = of(output=True)
+    with worker_scene(Makes(quick=quick)) as (scene, server):
+        for plan in (PLAN, other):
+            server.warm(plan)
+        dropped, kept = (scene.queues["fake", each.digest] for each in (PLAN, other))
+        held = server.ask()
+        scene.settle()
+        assert dropped.ready
+        for plan in (PLAN.digest, "sha256:unknown"):
+            server.send(kind="drop", plan=plan)
+        ready = scene.settle()
+        assert (len(dropped.ready), len(ready)) == (0, len(kept.ready))
+        assert kept.ready
+        mine = server.got(held)
+        assert mine is not None
+        assert not mine.dead
+        server.end(held)
+        assert len(scene.settle()) == len(kept.ready)
+        assert ("cleared", "unused for a while, or started anew") in server.told()
+        assert server.warm()  # where it is used again, it is prepared again
+
+
 def test_a_workspace_whose_secrets_come_and_go_leaves_no_queues_behind() -> None:
     """No more than those of one pause between two reviews."""
     with worker_scene() as (scene, server):

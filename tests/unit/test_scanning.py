@@ -16,8 +16,8 @@ from tests.fixtures.channels import OUTCOME, Guest
 from tests.unit.test_broker import Recorder, Scene, scene
 from tests.unit.test_stops import a_stop, obeying, put
 
-from glovebox_audit.events import Input
 from glovebox_audit.place import AuditError
+from glovebox_audit.receipts.parts import Input
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError, SandboxError
 from glovebox_server.app import check_example

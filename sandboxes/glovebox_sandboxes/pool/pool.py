@@ -6,7 +6,7 @@ of the server here.
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,6 +120,15 @@ class Pool:
         if self._worker is not None:
             with suppress(SandboxError):  # its calls report it
                 await self._worker.prepare(driver, plan)
+
+    def keep_only(self, specs: Iterable[SandboxSpec]) -> None:
+        """Drop what is ready for others than these, whatever they preload or mask. Calls keep what they have."""
+        link = self._worker and self._worker.link
+        if link:
+            kept = {spec for each in specs for spec in (each, each.without_preload())}
+            for plan in [plan for plan, spec in link.prepared.items() if replace(spec, masks=()) not in kept]:
+                del link.prepared[plan]
+                link.send({"kind": "drop", "plan": plan})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

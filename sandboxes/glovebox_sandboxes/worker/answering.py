@@ -204,10 +204,8 @@ class ServerLink:
         kind = message["kind"]
         if kind == "hello":
             self.send({"kind": "hello", "version": place.VERSION})
-        elif kind == "prepare":
-            self._prepare(message)
-        elif kind == "lease":
-            self._lease(message)
+        elif kind in ("prepare", "drop", "lease"):
+            {"prepare": self._prepare, "drop": self._drop, "lease": self._lease}[kind](message)
         elif kind in ("end", "started", "look"):
             lease = self._leases.get(message["lease"])
             if lease is None:
@@ -238,6 +236,11 @@ class ServerLink:
             self.send(told)
 
         self.worker.prepare(message["driver"], read_spec(message["spec"]), plan, shared, prepared)
+
+    def _drop(self, message: Message) -> None:
+        """Drop what is ready of a plan that is no longer in effect."""
+        if (queue := self._queues.get(message["plan"])) is not None:
+            queue.clear()
 
     def _forget(self, plan: str) -> None:
         if self._queues.get(plan) is None:

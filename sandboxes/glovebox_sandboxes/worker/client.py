@@ -23,7 +23,7 @@ import anyio.to_thread
 from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
 
 from glovebox_sandboxes.contract.attestation import Attestation
-from glovebox_sandboxes.contract.base import Driver, Plan, SandboxStats
+from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Measured
 from glovebox_sandboxes.drivers.registry import Waits
@@ -165,7 +165,7 @@ class WorkerLink:
         """Of leases."""
         self.tables: dict[str, SharedTable] = {}
         self.proved: dict[tuple[str, str], _Proved] = {}
-        self.prepared: set[str] = set()
+        self.prepared: dict[str, SandboxSpec] = {}
         self.lost = asyncio.Event()
         asyncio.get_running_loop().add_reader(link.fileno(), self._receive)
 
@@ -258,7 +258,7 @@ class WorkerClient:
     ) -> None:
         """Find it by its directories; ``tell`` gets its events. Unless it ``starts``, it may be missing."""
         self._state, self._data, self._tell, self._shared, self._starts = state, data, tell, shared, starts
-        self._link: WorkerLink | None = None
+        self.link: WorkerLink | None = None
         self._lock = anyio.Lock()
         self._seen: dict[str, None] = {}
         self._own = host_namespaces()
@@ -267,15 +267,15 @@ class WorkerClient:
 
     def close(self) -> None:
         """End the connection."""
-        if self._link is not None:
-            self._link.close()
+        if self.link is not None:
+            self.link.close()
 
     async def prepare(self, driver: Driver, plan: Plan) -> WorkerLink:
         """Have sandboxes of a plan prepared, unless the worker cannot. Raises SandboxError if it is not there."""
         async with self._lock:
-            link = self._link
+            link = self.link
             if link is None or link.lost.is_set():
-                link = self._link = await self._connect()
+                link = self.link = await self._connect()
             if plan.digest not in link.prepared:
                 message = {"kind": "prepare", "plan": plan.digest, "driver": driver.name, "shared": self._shared}
                 answers = link.ask({**message, "spec": asdict(plan.spec)}, plan.digest)
@@ -287,7 +287,7 @@ class WorkerClient:
                     _log.warning("the worker prepares no sandboxes of %s: %s", plan.digest, said["reason"])
                 elif said["kind"] == "lost":
                     raise _gone("it has ended")
-                link.prepared.add(plan.digest)
+                link.prepared[plan.digest] = plan.spec
             return link
 
     @asynccontextmanager
@@ -299,7 +299,7 @@ class WorkerClient:
         ``bound``: how many calls of its key may run at one time with it. ``waits`` is awaited before anything is waited
         for. Raises SandboxError.
         """
-        link = self._link
+        link = self.link
         if link is None or link.lost.is_set() or plan.digest not in link.prepared:
             await waits()
             try:
@@ -321,7 +321,7 @@ class WorkerClient:
             if said["kind"] == "refused":
                 well = True
                 if not said["known"]:
-                    link.prepared.discard(plan.digest)
+                    link.prepared.pop(plan.digest, None)
                 yield CallLease(None, partial(link.send, {"kind": "started", "lease": number}))
                 return
             try:

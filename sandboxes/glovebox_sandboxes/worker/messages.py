@@ -3,8 +3,8 @@
 Rule 1  A message is ``length: u32`` (network order) and that many bytes: one JSON object of at most ``MAX_BYTES``.
 Rule 2  ``fds`` is the number of descriptors that come with it, by SCM_RIGHTS (unix(7)), no later than its last byte.
         Nothing else depends on descriptors: what they stand for could be streams of another kind.
-Rule 3  ``kind`` says what it is. The server sends ``hello``, ``prepare``, ``lease``, ``started``, ``look`` and ``end``;
-        the worker ``hello``, ``prepared``, ``table``, ``queued`` (for a turn), ``waiting`` (for a sandbox),
+Rule 3  ``kind`` says what it is. The server sends ``hello``, ``prepare``, ``drop``, ``lease``, ``started``, ``look``
+        and ``end``; the worker ``hello``, ``prepared``, ``table``, ``queued`` (for a turn), ``waiting`` (for one),
         ``granted``, ``refused`` (the server starts one itself), ``looked``, ``ended`` and ``event``.
 Rule 4  What breaks a rule ends the connection.
 """

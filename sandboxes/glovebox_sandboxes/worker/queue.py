@@ -190,6 +190,12 @@ class LeaseQueue:
         """Close its source at the next review, unless another call comes."""
         self.used_at = -IDLE_SECONDS
 
+    def clear(self) -> None:
+        """Drop what is ready, until another call comes; a source that is not open yet at the next review."""
+        self.retire()
+        if self.supply is not None and self.supply.bytes_each:
+            self._close(self.supply)
+
     def end(self, prepared: PreparedSandbox, ended: Callable[[str], None] = lambda _: None) -> None:
         """Order the end of a sandbox; ``ended`` gets what stayed, or nothing."""
         supply = prepared.supply

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError, Head
-from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
+from glovebox_audit.events import SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import STATEMENT_TYPE, EnvelopeSigner, is_newer
+from glovebox_audit.receipts.parts import RemovalReason
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.merkle import Contents, ProofPart
 

@@ -1,37 +1,39 @@
 """The rights of each caller: what its roles leave of profiles and workspace, under the policy in effect.
 
 Roles are those of ``glovebox_profiles.policy``. Without a policy all callers have the rights of the profiles. The
-policy file is checked each second, and a valid change takes effect without a restart:
+files of both, and of their lock, are checked each second, and a valid change takes effect without a restart:
 
-Rule 1  An invalid change has no effect: the old policy stays; a record and /health report it. Removing the file is
-        such a change: without a policy all callers could do more.
+Rule 1  An invalid change has no effect: what was in effect stays; a record and /health report it. Removing a file is
+        such a change: without a policy, or with the shipped profile, callers could do more.
 Rule 2  A change is recorded before it is in effect; if it cannot be recorded, it is not taken.
-Rule 3  A file is read once two checks saw it unchanged: an in-place write has ended by then. It ends with an example,
+Rule 3  Files are read once two checks saw them unchanged: an in-place write has ended by then. It ends with an example,
         so a truncated one is invalid. A later write never has an mtime seen before it, on any clock's tick.
 Rule 4  A call continues with the rights of its decision; the next one has those in effect then.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import anyio.to_thread
 
-from glovebox_audit.events import PolicyChanged, PolicyRefused
+from glovebox_audit.events import Event, PolicyChanged, PolicyRefused, ProfileLoaded, ProfilesRefused
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.model import Credential, Profile
+from glovebox_profiles.order import diff_sets
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, WatchAction, digest
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
 from glovebox_sandboxes.contract.base import SandboxSpec
-from glovebox_sandboxes.contract.errors import MisnamedError, Refusal
+from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import Principal
 from glovebox_server.tools.base import Tool
 
@@ -155,16 +157,21 @@ class Roles:
 
 
 SECONDS: Final = 1.0
-_Stamp = tuple[int, ...]
+_WORKFLOW: Final = "--workflow"
+_Stamp = tuple[tuple[object, ...], ...]
 OnWatch = Callable[[Mapping[str, WatchAction]], None]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Governed:
-    """The policy in effect, if any, and the rights that it gives each caller."""
+    """The profiles in effect, the policy, if any, and the rights that they give each caller."""
 
     rights_of: RightsOf
+    profiles: ProfileSet = field(default_factory=lambda: ProfileSet({}, {}))
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    lock_digest: str | None = None
+    """Of the lock that all of it agrees with, where one is required."""
     policy: Policy | None = None
     digest: str | None = None
     every: tuple[Rights, ...] = ()
@@ -181,11 +188,19 @@ def same_rights(rights: Rights) -> Governed:
     return Governed(rights_of=lambda _: rights, every=(rights,))
 
 
-class ActivePolicy:
-    """The policy in effect; reloads when its file changes. One per server."""
+async def _checks_nothing(_: Governed) -> None:
+    pass
 
-    def __init__(self, path: Path | None, read: Callable[[], Governed]) -> None:
+
+class ActivePolicy:
+    """Policy and profiles in effect; both reload when their files change. One per server."""
+
+    def __init__(
+        self, path: Path | None, read: Callable[[], Governed], others: Callable[[], Iterable[Path]] | None = None
+    ) -> None:
         """Read the policy in ``path``, None for no policy, by ``read``, which also checks its examples.
+
+        ``others`` returns the other files that ``read`` reads; None if there is none of the operator's among them.
 
         Raises:
             ProfileError: it is invalid.
@@ -194,7 +209,14 @@ class ActivePolicy:
         self.now = read()
         self.changed = anyio.Event()
         self.problem: str | None = None
+        self.unusable: Literal["policy", "profiles"] | None = None
+        """Subject of the problem."""
+        self.follows = path is not None or others is not None
+        """True if anything may change."""
+        self.check: Callable[[Governed], Awaitable[None]] = _checks_nothing
+        """Tries other profiles before they are in effect; raises as ``read``."""
         self._path = path
+        self._others = others or (lambda: ())
         self._read = read
         self._workflow: str | None = None
         self._budgeted = self.now.budgeted
@@ -224,30 +246,37 @@ class ActivePolicy:
         self._workflow = workflow
 
     async def follow(self, audit: AuditLog, watch: OnWatch) -> None:
-        """Check the file until cancelled; ``watch`` gets the watch rules' actions. Returns if there is no policy."""
-        while self._path is not None:
+        """Check the files until cancelled; ``watch`` gets the watch rules' actions. Returns if nothing may change."""
+        while self.follows:
             await anyio.sleep(SECONDS)
             await self.look(audit, watch)
 
     async def look(self, audit: AuditLog, watch: OnWatch) -> None:
-        """Check the file once, and take or refuse a change."""
+        """Check the files once, and take or refuse a change."""
         before = self._seen
-        self._seen = await anyio.to_thread.run_sync(_stamp, self._path)
+        self._seen = await anyio.to_thread.run_sync(self._stamps)
         if self._seen != before or self._seen == self._taken:
             return
         taken, self._taken = self._taken, self._seen
         try:
             found = await anyio.to_thread.run_sync(self._checked)
-            if found.digest != self.now.digest and found.policy is not None:
-                await audit.append(PolicyChanged(policy_digest=found.digest or "", before=self.now.digest or ""))
+            events = _changes(self.now, found)
+            if any(isinstance(each, ProfileLoaded) for each in events):
+                await self.check(found)
+            if events:
+                await audit.append_all(events)
                 self._take(found)
-                watch(found.policy.watch)
-                _log.warning("The policy was changed, and is in effect: %s", found.digest)
-                for warning in order_conflicts(found.policy):
-                    _log.warning("%s", warning)
-            self.problem = None
+            for event in events:
+                if isinstance(event, ProfileLoaded):
+                    _log.warning("The profile of %s was changed, and is in effect: %s", event.tool, event.digest)
+                elif found.policy is not None:
+                    watch(found.policy.watch)
+                    _log.warning("The policy was changed, and is in effect: %s", found.digest)
+                    for warning in order_conflicts(found.policy):
+                        _log.warning("%s", warning)
+            self.problem = self.unusable = None
         except AuditError as problem:
-            self._taken, self.problem = taken, str(problem)  # checked again in a second
+            self._taken, self.problem, self.unusable = taken, str(problem), "policy"  # checked again in a second
         except Exception as problem:  # noqa: BLE001 - no content of a file may stop the server
             await self._refuse(problem, audit)
 
@@ -257,7 +286,14 @@ class ActivePolicy:
         if found.budgeted and not self._budgeted:
             reason = "has the first budget or rate, and their file is opened when a server starts"
             raise ProfileError(self._path or "", None, "roles", reason, "Restart the server.")
+        for tool, source in ((tool, self.now.profiles.source(tool)) for tool in self.now.profiles):
+            if tool not in found.profiles or (found.profiles.source(tool) != source and not source.exists()):
+                reason = f"was removed, and calls of {tool} would be decided otherwise"
+                raise ProfileError(source, None, "", reason, "Put it back, or restart the server.")
         return found
+
+    def _stamps(self) -> _Stamp:
+        return tuple(_stamp(each) for each in (*([self._path] if self._path else []), *self._others()))
 
     def _take(self, found: Governed) -> None:
         self.now, earlier, self.changed = found, self.changed, anyio.Event()
@@ -265,26 +301,46 @@ class ActivePolicy:
 
     async def _refuse(self, problem: Exception, audit: AuditLog) -> None:
         self.problem, where = str(problem), ""
+        named = problem.path if isinstance(problem, ProfileError) else self._path
+        self.unusable = "policy" if named in (self._path or "", Path(_WORKFLOW)) else "profiles"
         if isinstance(problem, ProfileError):  # without the reason, which may name paths of the host
             where = ": ".join(str(each) for each in (problem.line, problem.key) if each)
-        elif not isinstance(problem, MisnamedError):
-            _log.error("The policy cannot be read", exc_info=problem)
-        _log.error("The policy was changed, and is not in effect; the one before stays: %s", problem)
+        elif not isinstance(problem, DiagnosedError):
+            _log.error("The %s cannot be read", self.unusable, exc_info=problem)
+        event: Event = PolicyRefused(where=where, policy_digest=self.now.digest or "")
+        if self.unusable == "policy":
+            _log.error("The policy was changed, and is not in effect; the one before stays: %s", problem)
+        else:
+            event = ProfilesRefused(where=where, profiles_digest=self.now.profiles.digest)
+            _log.error("The profiles were changed, and are not in effect; those before stay: %s", problem)
         try:
-            await audit.append(PolicyRefused(where=where, policy_digest=self.now.digest or ""))
+            await audit.append(event)
         except AuditError as failure:
             _log.error("That is not recorded: %s", failure)
 
 
-def _stamp(path: Path | None) -> _Stamp:
-    """Return values that change when a file does; empty if it is missing."""
-    if path is None:
-        return ()
+def _changes(before: Governed, found: Governed) -> list[Event]:
+    """Return the events of what differs between two states."""
+    events: list[Event] = [
+        ProfileLoaded(
+            tool=tool, digest=found.profiles.digests[tool], source="operator", lock_digest=found.lock_digest,
+            changed={each.key: each.direction for each in keys},
+        )
+        for tool, keys in diff_sets(before.profiles, found.profiles).items()
+    ]  # fmt: skip
+    if found.digest != before.digest and found.policy is not None:
+        events.append(PolicyChanged(policy_digest=found.digest or "", before=before.digest or ""))
+    return events
+
+
+def _stamp(path: Path) -> tuple[object, ...]:
+    """Return values that change when a file does; its path alone if it is missing."""
     try:
         found = path.lstat()
     except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return (path,)
+    kind = found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size
+    return path, *kind, found.st_mtime_ns, found.st_ctime_ns
 
 
 def require_workflow(policy: Policy | None, workflow: str | None) -> None:
@@ -292,4 +348,4 @@ def require_workflow(policy: Policy | None, workflow: str | None) -> None:
     if policy is None or workflow is None or workflow in policy.workflows:
         return
     fix = f"{nearest(workflow, policy.workflows)} Or add it to [workflows]."
-    raise ProfileError("--workflow", None, "", f'the policy has no workflow "{workflow}"', fix)
+    raise ProfileError(_WORKFLOW, None, "", f'the policy has no workflow "{workflow}"', fix)

@@ -295,7 +295,7 @@ class Resources:
             uris = dict.fromkeys(asked.resource_subscriptions or ())
             told = [uri for uri in uris if self._running(principal, uri)]
             only = types.SubscriptionFilter(resource_subscriptions=told or None)
-            if self._app.in_force.policy is not None:
+            if self._app.in_force.follows:
                 only.tools_list_changed = asked.tools_list_changed
                 only.prompts_list_changed = asked.prompts_list_changed
                 tasks.start_soon(self._tell_lists, principal, bus.publish)
@@ -307,7 +307,7 @@ class Resources:
         """Notify a connection of the handshake eras, which has read a list, of changed lists until it ends."""
         connection = delivery.connection_of(ctx)
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        if modern or self._app.in_force.policy is None or _LISTS in connection.state:
+        if modern or not self._app.in_force.follows or _LISTS in connection.state:
             return
         connection.state[_LISTS] = scope = anyio.CancelScope()
         connection.exit_stack.callback(scope.cancel)

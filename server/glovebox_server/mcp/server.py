@@ -20,6 +20,7 @@ from mcp.server.subscriptions import PromptsListChanged, ServerEvent, ToolsListC
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
+from structlog.contextvars import bound_contextvars
 
 from glovebox_audit.chain import new_call_id
 from glovebox_sandboxes.contract.errors import RefusedError
@@ -97,7 +98,7 @@ class McpServer:
             on_subscriptions_listen=self._listen_resources, on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt, on_completion=self._complete,
         )  # fmt: skip
-        self.server.lists_change = app.in_force.policy is not None
+        self.server.lists_change = app.in_force.follows
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.middleware += [self._counted, _refuse_cursor, asking.seal_states(app.states_key, identify)]
@@ -129,9 +130,15 @@ class McpServer:
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> _Answer:
         """Make a call, and log one line about it without its arguments, paths or URLs."""
         principal, call_id, began = self._identify(ctx), new_call_id(), monotonic()
-        outcome = "cancelled"
+        outcome, run = "cancelled", None
         try:
-            result = await self._call(ctx, params, principal, call_id)
+            try:
+                run = self._run_of(ctx, principal, session_of(ctx))
+            except RefusedError as refused:
+                result: _Answer = self._failed(refused, call_id, principal, None)
+            else:
+                with bound_contextvars(call_id=call_id, run=run):  # whatever is logged on its behalf says so
+                    result = await self._call(ctx, params, principal, call_id, run)
             outcome = _outcome_of(result)
         except MCPError as error:
             outcome = {types.INVALID_PARAMS: "denied", types.CONNECTION_CLOSED: outcome}.get(error.error.code, "error")
@@ -143,16 +150,11 @@ class McpServer:
             kind, _, name = principal.id.partition(":")
             caller = f"{kind}:{name.rpartition('#')[2]}"  # of an OAuth subject without its issuer's URL
             seconds = round(monotonic() - began, 3)
-            _log.info("call", tool=tool, outcome=outcome, caller=caller, call_id=call_id, seconds=seconds)
+            _log.info("call", tool=tool, outcome=outcome, caller=caller, call_id=call_id, run=run, seconds=seconds)
 
     async def _call(
-        self, ctx: Context, params: types.CallToolRequestParams, principal: Principal, call_id: str
+        self, ctx: Context, params: types.CallToolRequestParams, principal: Principal, call_id: str, run: str
     ) -> _Answer:
-        session = session_of(ctx)
-        try:
-            run = self._run_of(ctx, principal, session)
-        except RefusedError as refused:
-            return self._failed(refused, call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             endings: dict[str, anyio.Event] = {"server stopping": self._stopping}
@@ -164,8 +166,8 @@ class McpServer:
             async with delivery.deliver_messages(ctx, self.app.audit, call_id, endings, ask) as reporter:
                 try:
                     outcome = await self.app.broker.submit(
-                        principal, params.name, params.arguments or {}, reporter, call_id=call_id, session=session,
-                        run=run, trace=_trace_of(ctx),
+                        principal, params.name, params.arguments or {}, reporter, call_id=call_id,
+                        session=session_of(ctx), run=run, trace=_trace_of(ctx),
                     )  # fmt: skip
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error

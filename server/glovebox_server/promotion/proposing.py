@@ -23,9 +23,10 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from glovebox_audit.events import Event, Input, ProposalScanned
+from glovebox_audit.events import Event, ProposalScanned
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
+from glovebox_audit.receipts.parts import Input
 from glovebox_sandboxes.contract.base import Limits, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import Job, Outcome, Usage

@@ -29,8 +29,9 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from glovebox_audit import chain
-from glovebox_audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
+from glovebox_audit.events import Event, PromotionApplied, PromotionRolledBack
 from glovebox_audit.place import take_lock
+from glovebox_audit.receipts.parts import PromotedFile
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server import secret_files
 from glovebox_server.artifacts.names import quoted
@@ -114,7 +115,7 @@ class Journal:
 
     def save(self, promotion: Promotion) -> None:
         """Store a promotion durably; raise ``SecretFileError`` if that fails."""
-        self.directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
+        self.directory.make(f"{promotion.id}.json", encode(promotion), replace=True)
 
     def keep(self, promotion: Promotion, number: int, chunks: Iterable[bytes]) -> str:
         """Store a file's old content durably, and return its digest."""
@@ -170,6 +171,11 @@ def listed(state_dir: Path) -> list[Promotion]:
 def put_back(promotions: Iterable[Promotion]) -> dict[str, str]:
     """Return each promotion that was put back, with the one that did it."""
     return {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
+
+
+def encode(promotion: Promotion) -> bytes:
+    """Return the content of a promotion's file."""
+    return _ADAPTER.dump_json(promotion)
 
 
 def _read(directory: secret_files.SecretDirectory) -> list[Promotion]:

@@ -114,6 +114,11 @@ class Database:
         """Do ``query`` in this thread."""
         return self._transaction("BEGIN", "read", work)
 
+    def copy_now(self, into: sqlite3.Connection) -> None:
+        """Copy one state of the whole file into an empty database. Raises StoreError."""
+        with self._lock, translated(self.path, "copy"):
+            self._connection.backup(into)
+
     def _transaction(self, begin: str, attempted: str, work: Work[_T], asked: float = math.inf) -> _T:
         with self._lock, translated(self.path, attempted):
             # A transaction that waited behind a timeout does not wait as long again, one after the other.

@@ -5,13 +5,16 @@ its line, and further lines, as of a traceback, are indented: no chosen name or 
 """
 
 import logging
+import os
 import sys
+from functools import cache
 from typing import Any, Literal
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from glovebox_audit.printable import printable
+from glovebox_sandboxes.host.owner import server_id
 
 _MORE = "    | "
 """Prefix of every line of an entry except the first."""
@@ -29,9 +32,10 @@ def to_stderr(level: str = "info", form: Literal["text", "json"] = "text") -> No
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%SZ", utc=True),
-            *([structlog.processors.format_exc_info, _render_json] if form == "json" else [_render]),
+            *([_add_server, structlog.processors.format_exc_info, _render_json] if form == "json" else [_render]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=_logger,
@@ -76,6 +80,16 @@ def _render(logger: WrappedLogger, method: str, entry: EventDict) -> str:
 
 def _escape(text: str) -> str:
     return text if text.isascii() and text.isprintable() else printable(text)
+
+
+def _add_server(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
+    """Add the id of this process, as its records have it; of several processes each has its own."""
+    return {"server": _server_of(os.getpid()), **entry}
+
+
+@cache
+def _server_of(_pid: int) -> str:
+    return server_id()
 
 
 _json = structlog.processors.JSONRenderer()

@@ -212,7 +212,8 @@ def http_application(
                 "status": "ok",
                 "longest_stall_ms": event_loop.longest_stall_ms(),
                 "unusable_token_files": callers.unusable,
-                "unusable_policy": app.in_force.problem is not None,
+                "unusable_policy": app.in_force.unusable == "policy",
+                "unusable_profiles": app.in_force.unusable == "profiles",
                 "refused_requests": dict(app.refusals.totals),
                 **({} if seat is None else seat.health()),
             }

@@ -143,9 +143,14 @@ def create(
         if len(names) >= MAX_TOKENS:
             reason = f"it holds {MAX_TOKENS} tokens, and no more may be"
             raise SecretFileError(_KIND, place, reason, "Revoke unused ones.")
-        if not directory.make(name, token.model_dump_json(exclude_none=True).encode() + b"\n"):
+        if not directory.make(name, encode(token)):
             return None
     return token, secret
+
+
+def encode(token: Token) -> bytes:
+    """Return the content of a token's file."""
+    return token.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 def revoke(directory: Path, name: str) -> bool:

@@ -31,11 +31,12 @@ class Readiness:
     """``glovebox setup`` of this version was run."""
     log: bool = False
     policy: bool = False
+    profiles: bool = False
 
     @property
     def ready(self) -> bool:
         """Return whether nothing is missing."""
-        return self.runtime and self.log and self.policy
+        return self.runtime and self.log and self.policy and self.profiles
 
 
 class ReadinessProbe:
@@ -64,7 +65,11 @@ class ReadinessProbe:
                 with anyio.move_on_after(0 if self._looking else WAIT_SECONDS):
                     self._found = await anyio.to_thread.run_sync(self._look_at_disk, abandon_on_cancel=True)
                 self._until = self._clock() + KEPT_SECONDS
-        return replace(self._found, log=self._found.log and self._audit.usable, policy=self._policy.problem is None)
+        unusable = self._policy.unusable
+        return replace(
+            self._found, log=self._found.log and self._audit.usable, policy=unusable != "policy",
+            profiles=unusable != "profiles",
+        )  # fmt: skip
 
     def _look_at_disk(self) -> Readiness:
         self._looking = True

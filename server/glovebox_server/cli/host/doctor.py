@@ -5,13 +5,17 @@ words, colours and exit codes.
 """
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from urllib.parse import urlsplit
 
 import anyio
 import click
@@ -24,7 +28,7 @@ from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.conformance import host as hosts
 from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, Status, has_another_way, prepared, prove
 from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
-from glovebox_sandboxes.contract.errors import MisnamedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
@@ -34,6 +38,7 @@ from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
 from glovebox_server.cli import state
 from glovebox_server.cli.options import command, emit, err, out
+from glovebox_server.cli.rules.token import TOKEN_FILE
 from glovebox_server.cli.terminal import Shown, pick, table_of
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretFileError
@@ -52,6 +57,8 @@ _COLOURS = {
     "fine": "green", "yes": "green", "usable": "green", "none": "yellow", "closed": "yellow",
     "wrong": "red", "no": "red", "not usable": "red",
 }  # fmt: skip
+_ANSWER_SECONDS, _ANSWER_BYTES = 10.0, 1 << 16
+"""For a server that is asked."""
 FORMAT = 1
 """Version of a proof's JSON; a change that could break a reader raises it."""
 _WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared ahead, forked"}
@@ -60,13 +67,44 @@ _WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared 
 @command("doctor", opens="settings")
 @click.option("--prove", is_flag=True, help="Attack the sandboxes of this host and say what held: 0 all, 1 not all.")
 @click.option("--driver", "names", multiple=True, type=click.Choice(registry.NAMES), help="Prove this one; else all.")
-def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
+@click.option("--url", help="Ask this server for /ready and /health instead: http://127.0.0.1:8321.")
+@click.option("--token-file", metavar="FILE", type=TOKEN_FILE, help="With a token, it says what is wrong.")
+def doctor(settings: Settings, prove: bool, names: tuple[str, ...], url: str | None, token_file: str | None) -> int:
     """Show what this host can enforce, and what fixes the rest."""
+    if url is not None:
+        return _ask(url, token_file)
     if prove:
         return anyio.run(_prove, settings, names)
     if names:
         raise click.UsageError("--driver says what to prove; add --prove.")
     return anyio.run(_diagnose, state.locate(settings))
+
+
+def _ask(url: str, token: str | None) -> int:
+    """Print what a server answers; return ``UNAVAILABLE`` unless it is ready."""
+    place = urlsplit(url)
+    kind = HTTPSConnection if place.scheme == "https" else HTTPConnection
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    told: dict[str, dict[str, Any]] = {}
+    for name in ("ready", "health"):
+        try:
+            with closing(kind(place.hostname or "", place.port, timeout=_ANSWER_SECONDS)) as link:
+                link.request("GET", f"/{name}", headers=headers)
+                answer = link.getresponse()
+                told[name] = {**json.loads(answer.read(_ANSWER_BYTES))}
+        except OSError as problem:
+            fix = "Name the address that the server logged."
+            raise DiagnosedError(f"Asking {url}/{name}", problem.strerror or str(problem), fix) from problem
+        except (HTTPException, ValueError, TypeError, RecursionError) as problem:  # which may quote the token
+            reason = "no Glovebox answers there, or it does not know the token"
+            raise DiagnosedError(
+                f"Asking {url}/{name}", reason, "Name its address, and a token of its own."
+            ) from problem
+    if not emit(told):
+        for name, body in told.items():
+            rows = ((printable(each), json.dumps(value)) for each, value in body.items() if each != "status")
+            _block(name, "yes" if body.get("status") == "ok" else "no", *rows)
+    return OK if told["ready"].get("status") == "ok" else UNAVAILABLE
 
 
 async def _diagnose(settings: Settings) -> int:
@@ -83,7 +121,9 @@ async def _diagnose(settings: Settings) -> int:
     file, objection = policy_file(settings), None
     if file is not None and not problem:
         _, objection = _tried(lambda: governed(settings, load_profiles(settings), Workspace(path=None)), None)
-    ready = Readiness(runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None)
+    ready = Readiness(
+        runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None, profiles=not problem
+    )
     used = [each.driver for each in found if each.usable]
     advice = None
     if used and not ready.runtime:  # where none is usable, each says what it lacks
@@ -105,7 +145,7 @@ async def _diagnose(settings: Settings) -> int:
         word = "wrong" if refused else "none" if not served.path else "closed" if served.closed else "fine"
         _block("workspace", word, ("problem" if word in ("wrong", "closed") else "served", refused or str(served)))
         runtime = "" if ready.runtime else "the runtime, which `glovebox setup` builds"
-        lacks = (runtime, unusable, "" if ready.policy else "a valid policy")
+        lacks = (runtime, unusable, *(f"valid {each}" for each in ("policy", "profiles") if not getattr(ready, each)))
         _block("ready", "yes" if ready.ready else "no", *(("missing", each) for each in lacks))
         if advice:
             out.print(f"\n{advice}")

@@ -147,7 +147,7 @@ _FLEETING = (
 )
 
 
-_token_file = options.parsed_file("token", lambda data: data.decode("utf-8", "replace").strip(), tokens.MAX_FILE_BYTES)
+TOKEN_FILE = options.parsed_file("token", lambda data: data.decode("utf-8", "replace").strip(), tokens.MAX_FILE_BYTES)
 
 
 @command("client-config")
@@ -157,7 +157,7 @@ _token_file = options.parsed_file("token", lambda data: data.decode("utf-8", "re
 @click.option("--token", metavar="NAME", help="Make this token and show it (http).")
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
 @click.option("--expires", type=lifetime, metavar="TIME", help="When it ends: 12h, 30d.")
-@click.option("--token-file", metavar="FILE", type=_token_file, help="Show the token saved in this file (http).")
+@click.option("--token-file", metavar="FILE", type=TOKEN_FILE, help="Show the token saved in this file (http).")
 def client_config(settings: Settings, transport: str, host: str, port: int, **shown: Any) -> None:
     """Print configuration to paste into clients.
 
