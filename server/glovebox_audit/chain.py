@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 
 import rfc8785
 
-from glovebox_audit.events import NOT_YET, CallEvent, Event
+from glovebox_audit.event import NOT_YET, CallEvent, Event
 
 #: ``prev`` of the first record.
 GENESIS = "0" * 64

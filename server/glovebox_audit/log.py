@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record, draft
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_audit.file import Follower, LogFile
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments.rotation import Rotation

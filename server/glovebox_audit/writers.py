@@ -19,7 +19,8 @@ from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head, Record
-from glovebox_audit.events import EVENTS, WHOSE, CallDecided, CallLost, ReceiptSigned
+from glovebox_audit.event import WHOSE
+from glovebox_audit.events import EVENTS, CallDecided, CallLost, ReceiptSigned
 from glovebox_audit.place import LogDirectory, is_held, take_lock
 from glovebox_audit.receipts.parts import LossCause
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from glovebox_audit.events import Effect
+from glovebox_audit.event import Effect
 from glovebox_sandboxes.contract.outcome import SkippedFile
 
 if TYPE_CHECKING:  # it imports Principal

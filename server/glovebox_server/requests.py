@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from glovebox_audit.chain import ID_DIGITS
-from glovebox_audit.events import Event, RequestsRefused
+from glovebox_audit.event import Event
+from glovebox_audit.events import RequestsRefused
 from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import secret_files

@@ -30,7 +30,8 @@ from tests.fixtures.internet import (
 )
 
 from glovebox_audit.chain import Draft
-from glovebox_audit.events import EgressDecided, Event
+from glovebox_audit.event import Event
+from glovebox_audit.events import EgressDecided
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.load.loader import SHIPPED

@@ -25,7 +25,8 @@ from tests.repo.files import ROOT
 
 from glovebox_audit import writers
 from glovebox_audit.chain import Draft
-from glovebox_audit.events import ApprovalAnswered, ApprovalRequested, ApprovalWithdrawn, Event, StopMade, WatchAlarm
+from glovebox_audit.event import Event
+from glovebox_audit.events import ApprovalAnswered, ApprovalRequested, ApprovalWithdrawn, StopMade, WatchAlarm
 from glovebox_audit.log import AuditLog
 from glovebox_server.cli.main import main
 from glovebox_server.exits import FAILED, OK, USAGE

@@ -89,8 +89,8 @@ async def test_each_call_is_one_line_that_nothing_of_its_arguments_is_in(
     tools = ["run_python", "run_python", "unknown", "run_python"]
     assert told == [("info", tool, outcome, "token:alice") for tool, outcome in zip(tools, outcomes, strict=True)]
     for call in calls:
-        told = {"timestamp", "level", "event", "tool", "outcome", "caller", "call_id", "run", "seconds"}
-        assert call.keys() == (told | {"server"} if form == "json" else told)
+        keys = {"timestamp", "level", "event", "tool", "outcome", "caller", "call_id", "run", "seconds"}
+        assert call.keys() == (keys | {"server"} if form == "json" else keys)
         assert re.fullmatch(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ", call["timestamp"])
 
 

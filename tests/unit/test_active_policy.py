@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 from tests.fixtures.audit_logs import log_lines
 
-from glovebox_audit.events import Event, PolicyChanged, PolicyRefused
+from glovebox_audit.event import Event
+from glovebox_audit.events import PolicyChanged, PolicyRefused
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.errors import ProfileError

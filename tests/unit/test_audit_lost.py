@@ -12,7 +12,8 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, file, log, writers
 from glovebox_audit.chain import Record, draft
-from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped
+from glovebox_audit.event import Event
+from glovebox_audit.events import ReceiptSigned, SandboxStarted, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError

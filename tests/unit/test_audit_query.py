@@ -20,15 +20,14 @@ from tests.fixtures.audit_logs import decided, finished, log_lines, replace_line
 
 from glovebox_audit import read
 from glovebox_audit.chain import Head, draft
+from glovebox_audit.event import CallEvent, Event
 from glovebox_audit.events import (
     ArtifactCollected,
     CallCancelled,
     CallDecided,
-    CallEvent,
     CallFailed,
     CallLost,
     EgressDecided,
-    Event,
     SandboxStarted,
 )
 from glovebox_audit.file import LogFile

@@ -24,7 +24,8 @@ from glovebox_audit import verify as verifying
 from glovebox_audit.bundle import evidence
 from glovebox_audit.bundle.evidence import prove
 from glovebox_audit.chain import GENESIS, EvidenceError, Head, Record, draft
-from glovebox_audit.events import Event, GapRecorded, ServerStopped
+from glovebox_audit.event import Event
+from glovebox_audit.events import GapRecorded, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME

@@ -12,7 +12,8 @@ import pytest
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folders, held
 
-from glovebox_audit.events import Event, PromotionApplied, PromotionRolledBack
+from glovebox_audit.event import Event
+from glovebox_audit.events import PromotionApplied, PromotionRolledBack
 from glovebox_audit.place import AuditError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_sandboxes.contract.errors import RefusedError

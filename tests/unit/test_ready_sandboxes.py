@@ -431,8 +431,8 @@ def test_what_is_ready_of_a_plan_that_is_not_in_effect_any_more_is_dropped(*, qu
         held = server.ask()
         scene.settle()
         assert dropped.ready
-        for plan in (PLAN.digest, "sha256:unknown"):
-            server.send(kind="drop", plan=plan)
+        for digest in (PLAN.digest, "sha256:unknown"):
+            server.send(kind="drop", plan=digest)
         ready = scene.settle()
         assert (len(dropped.ready), len(ready)) == (0, len(kept.ready))
         assert kept.ready

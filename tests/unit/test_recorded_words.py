@@ -11,7 +11,8 @@ from tests.fixtures import receipts
 from tests.fixtures.guest_streams import GuestStream
 
 from glovebox_audit.chain import draft
-from glovebox_audit.events import CallEvent, EgressAnswered, EgressDecided
+from glovebox_audit.event import CallEvent
+from glovebox_audit.events import EgressAnswered, EgressDecided
 from glovebox_profiles.egress.rules import EgressDecision, EgressRule
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.load.loader import SHIPPED, load

@@ -9,7 +9,8 @@ from tests.fixtures.receipts import CALL_ID, receipt_log
 
 from glovebox_audit import read
 from glovebox_audit.chain import draft
-from glovebox_audit.events import NOT_YET, CallCancelled, SandboxStarted
+from glovebox_audit.event import NOT_YET
+from glovebox_audit.events import CallCancelled, SandboxStarted
 from glovebox_server.calls import Decision
 
 ALLOWED = Decision(effect="allow", rule="allow", reason="It may.", hint="", profile_digest="sha256:p")

@@ -10,7 +10,8 @@ import pytest
 from tests.fixtures.leftovers import until
 
 from glovebox_audit.chain import draft
-from glovebox_audit.events import Event, RequestsRefused
+from glovebox_audit.event import Event
+from glovebox_audit.events import RequestsRefused
 from glovebox_audit.place import AuditError
 from glovebox_server import requests as refusals
 from glovebox_server.requests import MAX_PRINCIPALS, MAX_RULES, OTHER, OTHERS, Refusals

@@ -17,7 +17,8 @@ from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain
 from glovebox_audit.chain import draft
-from glovebox_audit.events import ArtifactCollected, CallDecided, EgressDecided, Event
+from glovebox_audit.event import Event
+from glovebox_audit.events import ArtifactCollected, CallDecided, EgressDecided
 from glovebox_audit.file import LogFile
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import MIB

@@ -19,7 +19,7 @@ from tests.unit.test_stops import NAMES, a_call
 from tests.unit.test_watch_markers import MARKER
 
 from glovebox_audit.chain import Record
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.egress.rules import EgressDecision

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from glovebox_audit import read
-from glovebox_audit.events import WHOSE, CallDecided
+from glovebox_audit.event import WHOSE
+from glovebox_audit.events import CallDecided
 from glovebox_audit.place import take_lock
 from glovebox_audit.query import calls
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED, RUNNING

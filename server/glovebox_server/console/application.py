@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from glovebox_audit import events
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server.console.gate import COOKIE, ConsoleGate, derived, read_form

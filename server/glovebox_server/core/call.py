@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypedDict
 
 from pydantic import ValidationError
 
-from glovebox_audit.events import CallFinished, Effect
+from glovebox_audit.event import Effect
+from glovebox_audit.events import CallFinished
 from glovebox_audit.receipts.parts import Input
 from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.egress.targets import EgressTarget, parse_url

@@ -22,7 +22,8 @@ from typing import Final, Literal
 import anyio
 import anyio.to_thread
 
-from glovebox_audit.events import Event, PolicyChanged, PolicyRefused, ProfileLoaded, ProfilesRefused
+from glovebox_audit.event import Event
+from glovebox_audit.events import PolicyChanged, PolicyRefused, ProfileLoaded, ProfilesRefused
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet

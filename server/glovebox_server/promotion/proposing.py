@@ -23,7 +23,8 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from glovebox_audit.events import Event, ProposalScanned
+from glovebox_audit.event import Event
+from glovebox_audit.events import ProposalScanned
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.receipts.parts import Input

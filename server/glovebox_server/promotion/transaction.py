@@ -29,7 +29,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from glovebox_audit import chain
-from glovebox_audit.events import Event, PromotionApplied, PromotionRolledBack
+from glovebox_audit.event import Event
+from glovebox_audit.events import PromotionApplied, PromotionRolledBack
 from glovebox_audit.place import take_lock
 from glovebox_audit.receipts.parts import PromotedFile
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError

@@ -15,6 +15,7 @@ import anyio
 
 from glovebox_audit import events
 from glovebox_audit.chain import Draft, Head, Record, draft
+from glovebox_audit.event import CallEvent, Event
 from glovebox_audit.file import Follower
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
@@ -100,7 +101,7 @@ class CallRecorder:
         self._profile = profile
         self._whose = {"tool": call.tool, **whose(call.principal, call.run)}
         self._written: list[Record] = []
-        self._held: list[events.Event | Draft] = []
+        self._held: list[Event | Draft] = []
         self._published: tuple[str, ...] = ()
         self._take_back: Callable[[], Awaitable[None]] | None = None
 
@@ -109,7 +110,7 @@ class CallRecorder:
         """Return the head of the log's chain."""
         return self._issuer.log.head
 
-    async def record(self, event: events.CallEvent | Draft) -> None:
+    async def record(self, event: CallEvent | Draft) -> None:
         """Write one record; it is on the disk on return, except for a decision to allow.
 
         That one shares the disk write of the next record, which comes before anything else happens if a sandbox stands
@@ -122,7 +123,7 @@ class CallRecorder:
         else:
             await self._write([self._named(event)])
 
-    def hold(self, event: events.CallEvent) -> None:
+    def hold(self, event: CallEvent) -> None:
         """Write one record with the next one: it announces nothing, and is not worth a disk write."""
         self._held.append(self._named(event))
 
@@ -138,13 +139,13 @@ class CallRecorder:
         if self._held:
             await self._write([])
 
-    def _named(self, event: events.CallEvent | Draft) -> events.Event | Draft:
+    def _named(self, event: CallEvent | Draft) -> Event | Draft:
         """Return the event with its attribution: each record has its own."""
         if isinstance(event, Draft):
             return event.of_call(self._call.id, self._whose)
         return replace(event, **self._whose)
 
-    async def _write(self, following: Sequence[events.Event | Draft]) -> None:
+    async def _write(self, following: Sequence[Event | Draft]) -> None:
         # Dropped even on failure: they may be in the log already, and a decision must be there only once.
         held, self._held = self._held, []
         self._written += await self._issuer.log.append_all([*held, *following])

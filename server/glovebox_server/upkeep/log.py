@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from glovebox_audit.chain import draft
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments.rotation import Retention, Rotation

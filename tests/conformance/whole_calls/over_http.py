@@ -15,7 +15,8 @@ from tests.conformance.whole_calls import issuing
 from tests.conformance.whole_calls.case import TrialCall
 from tests.conformance.whole_calls.seen import Seen
 
-from glovebox_audit.events import Event, RequestsRefused
+from glovebox_audit.event import Event
+from glovebox_audit.events import RequestsRefused
 from glovebox_audit.log import AuditLog
 from glovebox_server.app import App
 from glovebox_server.calls import CallResult, Text

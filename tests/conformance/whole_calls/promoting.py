@@ -9,7 +9,7 @@ from typing import Final
 import anyio.from_thread
 import anyio.to_thread
 
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import App
 from glovebox_server.promotion import plan, transaction

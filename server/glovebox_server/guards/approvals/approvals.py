@@ -21,7 +21,7 @@ import anyio.to_thread
 import rfc8785
 
 from glovebox_audit.chain import new_id
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.model import Profile, effective

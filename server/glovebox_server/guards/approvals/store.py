@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from glovebox_audit import events
-from glovebox_audit.events import Event
+from glovebox_audit.event import Event
 from glovebox_profiles.policy.model import CALLER_MINUTES, Reach
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.errors import StoreError

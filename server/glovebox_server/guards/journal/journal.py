@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from glovebox_audit.chain import Draft, canonical, digest, draft
-from glovebox_audit.events import NOT_YET, CallDecided, CallFinished, SandboxStarted, SandboxTable
+from glovebox_audit.event import NOT_YET
+from glovebox_audit.events import CallDecided, CallFinished, SandboxStarted, SandboxTable
 from glovebox_audit.receipts.parts import Input, Output
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import Field, made_with

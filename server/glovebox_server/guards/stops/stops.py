@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from pydantic import AwareDatetime, Field
 
 from glovebox_audit import chain, events, log, place
+from glovebox_audit.event import Event
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
@@ -196,7 +197,7 @@ class Stops:
         """Return whether half of the places are taken."""
         return len(self._found.items) + len(self._here) >= MAX_STOPS // 2
 
-    async def record(self, event: events.Event) -> None:
+    async def record(self, event: Event) -> None:
         """Append an event that takes effect in any case; wait at most ``RECORD_SECONDS``.
 
         A log that delayed one event that long delays no other until it has written that one.
@@ -236,7 +237,7 @@ class Stops:
             self._end_all()
         self._look()
 
-    async def _append(self, event: events.Event, done: anyio.Event) -> None:
+    async def _append(self, event: Event, done: anyio.Event) -> None:
         try:
             await self._audit.append(event)
         except place.AuditError as problem:
