@@ -1,4 +1,4 @@
-"""What every event of the audit log is, and the table of those there are. Plain data, no I/O."""
+"""The base of the events of the audit log, and the table of those there are. Plain data, no I/O."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, dataclass_transform

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from glovebox_audit import anchors
+from glovebox_audit.segments import anchors
 from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError

@@ -82,7 +82,7 @@ OFF = {
     "credentials": ("no network.credential", ()),
     "proposals": ("the tool runs a program", ("/promotion/plan.py", "/promotion/transaction.py")),
     "scanning": ("files.scan = false", ("/promotion/proposing.py", "/promotion/scanner/")),
-    "sealing": ("no audit_arguments_key, no audit_anchor", ("/proof/", "/glovebox_audit/anchors.py")),
+    "sealing": ("no audit_arguments_key, no audit_anchor", ("/proof/", "/glovebox_audit/segments/anchors.py")),
     "overlay": ('files.workspace = "read"', ("/artifacts/diff_form.py",)),
     "notifications": ("no notify", ("/glovebox_server/notify/",)),
     "subscriptions": ("no client listens to the log", ("/glovebox_audit/subscription.py",)),

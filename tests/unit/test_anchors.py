@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill
 
-from glovebox_audit import anchors, read
+from glovebox_audit import read
+from glovebox_audit.segments import anchors
 from glovebox_audit.chain import Head
 from glovebox_audit.log import AuditLog
 from glovebox_audit.verify import verify

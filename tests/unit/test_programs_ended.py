@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from glovebox_audit.anchors import give
+from glovebox_audit.segments.anchors import give
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_server.guards.credentials.sources import read

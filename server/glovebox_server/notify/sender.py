@@ -27,7 +27,7 @@ import anyio.to_thread
 import httpx2
 from anyio.abc import Process
 
-from glovebox_audit import anchors
+from glovebox_audit.segments import anchors
 from glovebox_audit.events import NotificationFailed
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.status import Status
 from rich.text import Text
 
-from glovebox_audit import anchors, chain, read, subscription
+from glovebox_audit import chain, read, subscription
+from glovebox_audit.segments import anchors
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import cell, printable

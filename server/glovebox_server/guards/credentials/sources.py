@@ -20,7 +20,7 @@ import anyio.to_thread
 from anyio.abc import Process, TaskGroup
 from pydantic import BaseModel, ValidationError
 
-from glovebox_audit.anchors import own_session
+from glovebox_audit.segments.anchors import own_session
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.errors import without_paths
