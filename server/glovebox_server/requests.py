@@ -117,7 +117,7 @@ def trace_of(parent: object, state: object = None) -> Trace | None:
 
 
 KEYS = "keys"
-KEY_NAME = "server.key"
+KEY_NAME, NOTIFY_KEY = "server.key", "notify.key"
 _KEY_KIND = "server key"
 KEY_BYTES = 32
 

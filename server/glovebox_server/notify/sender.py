@@ -36,6 +36,7 @@ from glovebox_server import secret_files
 from glovebox_server.errors import without_paths
 from glovebox_server.notify.news import News, look
 from glovebox_server.requests import KEYS
+from glovebox_server.requests import NOTIFY_KEY as KEY
 from glovebox_server.secret_files import SecretDirectory, SecretFileError
 from glovebox_server.settings import Settings
 
@@ -45,8 +46,6 @@ SECONDS, ANSWER_BYTES = 10.0, 1024
 """For a webhook's whole answer; and of its body, which is only shown. A program has ``anchors.PROGRAM_SECONDS``."""
 LOOK_SECONDS, CHECK_SECONDS, CHECK_SHARE, _DAY = 0.5, 300.0, 200.0, 86_400.0
 """Between two looks at the log and at the lock; and between verifications, which are to take little of the time."""
-KEY: Final = "notify.key"
-"""The secret of signatures, made on first use: a file of text among the keys."""
 _STATE, _LEAST, _MOST = "position.json", 16, 4096
 _LATER: Final = (408, 425, 429)
 _log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Target:
     """A webhook or a program. An address may be a secret, as Slack's are: nothing quotes it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Read the key. Raises SecretFileError if it cannot be used."""
+        """Read the key, a text, which is made if missing. Raises SecretFileError if it cannot be used."""
         self._url, self._console = settings.notify or "", settings.console_url.rstrip("/")
         kind, _, words = self._url.partition(":")
         self._command, self._left = shlex.split(words) if kind == "exec" else [], list[Process]()

@@ -38,7 +38,7 @@ _FORMS: Final = {
     r"governance/(?:stops/s|canaries/y)_[0-9a-z]{26}": secret_files.MAX_BYTES,
     r"promotions/p_[0-9a-f]{20}\.json": transaction.MAX_BYTES,
     r"promotions/p_[0-9a-f]{20}/\d{1,6}": MAX_FILE_BYTES,
-    r"keys/(?:receipts\.pem|server\.key)": MAX_KEY_BYTES,
+    r"keys/(?:receipts\.pem|server\.key|notify\.key)": MAX_KEY_BYTES,
     r"tokens/[a-z0-9][a-z0-9-]{0,31}": tokens.MAX_FILE_BYTES,
     re.escape(MANIFEST): MAX_FILES * 256,
 }

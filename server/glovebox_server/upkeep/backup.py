@@ -167,5 +167,5 @@ def _add_small(out: ArchiveWriter, state: Path, *, with_keys: bool) -> None:
             _add(out, f"{tokens.DIRECTORY}/{name}", tokens.encode(token))
     if with_keys and os.path.lexists(state / keys.DIRECTORY):
         with secret_files.opened(state / keys.DIRECTORY, "key") as folder:
-            for name in {keys.NAME, requests.KEY_NAME} & set(folder.names()):
+            for name in {keys.NAME, requests.KEY_NAME, requests.NOTIFY_KEY} & set(folder.names()):
                 _add(out, f"{keys.DIRECTORY}/{name}", folder.read(name, MAX_KEY_BYTES))
