@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from glovebox_audit.segments import anchors
 from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.query import current
+from glovebox_audit.segments import anchors
 from glovebox_profiles.compile import ProfileSet, to_spec
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, is_absent, load

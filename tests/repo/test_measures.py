@@ -17,13 +17,13 @@ AT_MOST = {
     "longest_function": 60,  # 60
     "app_opened": 25,  # 40
     "product_lines": 56_903,  # 52,000
-    "code_lines": 38_833,  # 35,000
+    "code_lines": 38_834,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
-    "inner_imports": 11,  # 15
+    "inner_imports": 12,  # 15
     "words": 29_135,  # 30,000
     # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
-    "test_lines": 84_150,  # 52,000
+    "test_lines": 84_162,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }

@@ -16,9 +16,9 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill
 
 from glovebox_audit import read
-from glovebox_audit.segments import anchors
 from glovebox_audit.chain import Head
 from glovebox_audit.log import AuditLog
+from glovebox_audit.segments import anchors
 from glovebox_audit.verify import verify
 from glovebox_server.app import opened
 from glovebox_server.cli.main import main

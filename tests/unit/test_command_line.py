@@ -128,6 +128,7 @@ def test_a_command_is_named_by_its_path_unless_every_path_finds_it(
 WITHOUT_JSON = {
     ("serve",): "it runs until it is ended, and prints nothing",
     ("worker",): "likewise",
+    ("console", "serve"): "likewise",
     ("completion",): "what it prints is a script for a shell",
     ("audit", "prove"): "what it prints is JSON",
 }

@@ -27,11 +27,11 @@ import anyio.to_thread
 import httpx2
 from anyio.abc import Process
 
-from glovebox_audit.segments import anchors
 from glovebox_audit.events import NotificationFailed
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.printable import printable
+from glovebox_audit.segments import anchors
 from glovebox_server import secret_files
 from glovebox_server.errors import without_paths
 from glovebox_server.notify.news import News, look

@@ -15,7 +15,6 @@ from rich.status import Status
 from rich.text import Text
 
 from glovebox_audit import chain, read, subscription
-from glovebox_audit.segments import anchors
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import cell, printable
@@ -25,6 +24,7 @@ from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_audit.read import LogLine
 from glovebox_audit.receipts import dsse
+from glovebox_audit.segments import anchors
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.verify import VerifyReport, verify
 from glovebox_sandboxes.contract.errors import MisnamedError
