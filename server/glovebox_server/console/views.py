@@ -204,17 +204,16 @@ class Views:
 
 def sentence(found: Totals, begin: str) -> str:
     """Return what was done, in a sentence for anybody."""
-    ran, refused = Counter[str](), 0
-    for (tool, came), number in found.calls.items():
-        if came in _REFUSED:
-            refused += number
-        else:
-            ran[tool] += number
+    ran, came = Counter[str](), Counter[str]()
+    for (tool, outcome), number in found.calls.items():
+        came[outcome] += number
+        ran[tool] += number if outcome not in _REFUSED else 0
     parts = [f"{verb} {counted(ran.pop(tool), noun)}" for tool, verb, noun in _DEEDS if ran[tool]]
     parts += [f"made {counted(ran.total(), 'other call')}"] if ran.total() else []
     did = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:]))) or "ran nothing"
     who = counted(found.callers, "caller") if found.callers else "nobody"
-    return f"{begin}, {who} {did}; {counted(refused, 'request')} {'was' if refused == 1 else 'were'} refused."
+    asked = f", {counted(came['ask'], 'question')} asked" if came["ask"] else ""
+    return f"{begin}, {who} {did}; {counted(came['denied'], 'request')} refused{asked}."
 
 
 def _counted(calls: Iterable[CallSummary]) -> Totals:

@@ -88,16 +88,16 @@ async function checkReceipt(element) {
   const kind = envelope.payloadType;
   const begin = new TextEncoder().encode(`DSSEv1 ${kind.length} ${kind} ${payload.length} `);
   const signed = new Uint8Array([...begin, ...payload]);
-  let words = "The signature does NOT fit: the receipt, or the log, was changed.";
+  let words = "The signature of its receipt does NOT fit: the receipt, or the log, was changed.";
   let fits = false;
   try {
     const key = await crypto.subtle.importKey("spki", bytes(element.dataset.key), "Ed25519", false, ["verify"]);
     fits = await crypto.subtle.verify("Ed25519", key, bytes(envelope.signatures[0].sig), signed);
     const about = JSON.parse(new TextDecoder().decode(payload)).predicate.call.id;
-    if (fits && about === element.dataset.call) words = "The signature fits, and it is of this call.";
-    else if (fits) fits = false, words = `The signature fits, but it is of the call ${about}.`;
+    if (fits && about === element.dataset.call) words = "Its receipt is signed, for this call.";
+    else if (fits) fits = false, words = `Its receipt is of another call, ${about}.`;
   } catch (problem) {
-    words = `The signature was not checked: ${problem.message}`;
+    words = `Its receipt was not checked: ${problem.message}`;
   }
   element.textContent = words;
   element.className = fits ? "green" : "alarm";
