@@ -1,7 +1,9 @@
 """``glovebox backup`` and ``restore``: what comes back, what never does, and what no archive can do."""
 
+import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -10,6 +12,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,13 @@ from tests.fixtures import states
 from tests.fixtures.audit_logs import decided, log_lines
 from tests.fixtures.states import Filled, held, left, spend
 
-from glovebox_audit import chain, read
+from glovebox_audit import chain, place, read
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments.files import anchor
 from glovebox_audit.verify import verify
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.artifacts import record
 from glovebox_server.artifacts.record import Disk
 from glovebox_server.cli.main import main
@@ -34,9 +38,10 @@ from glovebox_server.guards.budgets.spending import read_clocks
 from glovebox_server.guards.stops.stops import stops_of
 from glovebox_server.guards.watch.canaries import canaries_of
 from glovebox_server.promotion import transaction
+from glovebox_server.promotion.folder import TargetFolder
 from glovebox_server.transport import tokens
 from glovebox_server.upkeep import backup
-from glovebox_server.upkeep.archive import MANIFEST
+from glovebox_server.upkeep.archive import MANIFEST, ArchiveWriter
 
 LEFT_OUT = (
     "worker/", "notify/", "preloads/", "unforeseen", "artifacts/incoming", "artifacts/totals", "audit/index",
@@ -158,8 +163,9 @@ async def test_what_was_taken_away_since_stays_taken_away(filled: Filled) -> Non
     assert left(filled.state) == 1000 - 15
 
 
-async def test_no_server_may_be_live(filled: Filled) -> None:
-    """Refused while one is, and nothing is changed; the control is the same without it."""
+async def test_no_server_may_be_live_nor_start(filled: Filled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Refused while one is, or holds the log's lock, which one that starts waits for; the control is without them."""
+    monkeypatch.setattr(place, "LOCK_WAIT_SECONDS", 0.05)
     file, before = kept(filled), held(filled.state)
     async with AuditLog.open(filled.state / "audit", "s_live"):
         code, _, words = run(filled.state, "restore", file)
@@ -167,7 +173,28 @@ async def test_no_server_may_be_live(filled: Filled) -> None:
     assert {name: content for name, content in held(filled.state).items() if "audit" not in name} == {
         name: content for name, content in before.items() if "audit" not in name
     }
+    with (filled.state / "audit/head.json").open("rb") as head:
+        fcntl.flock(head, fcntl.LOCK_EX)
+        code, _, words = run(filled.state, "restore", file)
+        assert (code, "another process has held its lock" in words) == (4, True)
+    exchange = TargetFolder.exchange
+
+    def starting(folder: TargetFolder, one: str, other: str) -> None:
+        with pytest.raises(AuditError, match="another process has held its lock"):
+            LogFile(filled.state / "audit", "s_starting")
+        exchange(folder, one, other)
+
+    monkeypatch.setattr(TargetFolder, "exchange", starting)
     assert run(filled.state, "restore", file)[0] == 0
+
+    def mounted(*_: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    now, around = held(filled.state), sorted(tmp_path.iterdir())
+    monkeypatch.setattr(TargetFolder, "exchange", mounted)
+    code, _, words = run(filled.state, "restore", file)
+    assert (code, "Device or resource busy; nothing was changed. Name another directory" in words) == (4, True)
+    assert (held(filled.state), sorted(tmp_path.iterdir())) == (now, around)
 
 
 @pytest.mark.parametrize("kind", ["stop", "token", "canary"])
@@ -212,6 +239,7 @@ def joined(parts: dict[str, bytes], *, tail: bytes = bytes(1024), honest: bool =
 
 
 ARTIFACT = "artifacts/items/" + "0" * 32
+PROMOTION = "p_" + "1" * 20
 STOP = "governance/stops/s_" + "0" * 26
 Parts = dict[str, bytes]
 
@@ -222,6 +250,13 @@ def _with(name: str, content: bytes, **fields: Any) -> Callable[[Parts], bytes]:
 
 def _put(name: str, content: bytes, *, honest: bool = True) -> Callable[[Parts], bytes]:
     return lambda parts: joined({**parts, name: content}, honest=honest)
+
+
+def _moving(parts: Parts) -> bytes:
+    (content,) = [content for name, content in parts.items() if name.endswith(".json") and "/p_" in name]
+    identifier = json.loads(content)["id"]
+    moving = content.replace(b'"applied"', b'"moving"').replace(identifier.encode(), PROMOTION.encode())
+    return joined({**parts, f"promotions/{PROMOTION}.json": moving})
 
 
 def _edit(name: str, old: bytes, new: bytes) -> Callable[[Parts], bytes]:
@@ -269,6 +304,7 @@ HOSTILE: dict[str, tuple[Callable[[Parts], bytes], str]] = {
     "empty store": (_put("governance/budgets.sqlite", b""), "governance/budgets.sqlite: it is damaged: it is empty"),
     "key": (_put("keys/receipts.pem", b"x"), "receipt key keys/receipts.pem: it does not hold an Ed25519"),
     "promotion": (_put("promotions/p_" + "0" * 20 + ".json", b"{}"), "journal of promotions promotions/p_"),
+    "a promotion that has not ended": (_moving, f"the promotion {PROMOTION} has not ended"),
     "log": (_edit("audit/audit.jsonl", b"c_under_way", b"c_other_way"), "audit"),
     "segment": (_edit("audit/segments/000001.jsonl", b"c_1", b"c_2"), "audit/segments/000001.jsonl:"),
     "no log": (lambda parts: joined({name: parts[name] for name in parts if "audit/" not in name}), "audit"),
@@ -327,8 +363,25 @@ async def test_a_backup_of_what_is_damaged_says_so_and_is_not_there(
     assert [*tmp_path.glob(".file.*")] == []
 
 
+def test_what_changes_while_it_is_read_is_in_no_backup() -> None:
+    """Nor what does not belong there: an archive that could not be restored is not made; the control is what does."""
+    out = ArchiveWriter(io.BytesIO())
+    out.add("tokens/x", 3, [b"a", b"bc"])
+    changed, other = "it was changed while it was read", "it is not expected there"
+    for name, size, reason in (
+        ("tokens/y", 4, changed), ("tokens/x", 3, other), ("tokens/z", 2000, other), ("worker/sock", 3, other),
+    ):  # fmt: skip
+        with pytest.raises(DiagnosedError, match=reason):
+            out.add(name, size, [b"abc"])
+    assert out.files == {"tokens/x": [3, hashlib.sha256(b"abc").hexdigest()]}
+
+
 async def test_a_torn_line_is_left_out_and_a_lagging_head_is_no_damage(filled: Filled, tmp_path: Path) -> None:
-    """As a crash leaves them; the record before is the last in the backup."""
+    """As a crash leaves them; the record before is the last in the backup. So is a promotion that was interrupted."""
+    (ended,) = transaction.listed(filled.state)
+    moving = replace(ended, id=PROMOTION, state="moving")
+    (filled.state / f"promotions/{PROMOTION}.json").write_bytes(transaction.encode(moving))
+    (filled.state / f"promotions/{PROMOTION}.json").chmod(0o600)
     head = filled.state / "audit/head.json"
     earlier = head.read_bytes()
     states.record(filled.settings, decided("c_8"))
@@ -337,7 +390,7 @@ async def test_a_torn_line_is_left_out_and_a_lagging_head_is_no_damage(filled: F
     with (filled.state / "audit/audit.jsonl").open("ab") as log:
         log.write(b'{"torn')
     code, told, _ = run(tmp_path / "new", "restore", kept(filled))
-    assert (code, told["head"]) == (0, now)
+    assert (code, told["head"], transaction.listed(tmp_path / "new")) == (0, now, [ended])
     assert verify(tmp_path / "new/audit").gaps == 0
 
 

@@ -94,13 +94,16 @@ async def test_a_restore_leaves_the_old_directory_or_the_new_one(
         forked(tmp_path, work, at, act)
         if _has(filled.state, old):
             outcomes.add("old")
+            replaced = False
         else:
             assert verify(filled.state / "audit").ok
             assert kinds(filled.state)[-1] == "state.restored"
             outcomes.add("new")
+            replaced = True
             assert any(_has(each, old) for each in _beside(filled)), "what was there before"
         states.record(filled.settings, decided("c_more"))  # it can be used
         assert act is full or run(filled.state, "restore", file)[0] == 0
+        assert not replaced or any(_has(each, old) for each in _beside(filled)), "what was there before, still"
     assert outcomes == {"old", "new"}
 
 

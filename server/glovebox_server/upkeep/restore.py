@@ -13,7 +13,7 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,21 +54,8 @@ _LEDGER: Final = {
 """Tables of what was spent, and what a row is about."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """Result of a restore."""
-
-    event: StateRestored
-    withdrawn: int
-    """Open questions and approvals of the backup."""
-    tokens_left_out: list[str]
-    """Those that were gone in the directory that was replaced."""
-    replaced: Path | None
-    """Its place now; None if it was empty."""
-
-
-def restore(settings: Settings, backup: Path, *, by: str) -> Restored:
-    """Put a backup in the place of the state directory of these settings.
+def restore(settings: Settings, backup: Path, *, by: str) -> dict[str, Any]:
+    """Put a backup in the place of the state directory; return what is recorded of it, and what was dropped.
 
     Raises DiagnosedError, RefusedError or OSError: nothing was changed.
     """
@@ -93,7 +80,7 @@ def restore(settings: Settings, backup: Path, *, by: str) -> Restored:
                 for each in verify(staging / "audit").problems:
                     raise DiagnosedError(f"audit/{each.file}:{each.line}", f"{each.kind}: {each.detail}", UNCHANGED)
             replaced = _exchange(state, staging, is_empty=is_empty)
-    return Restored(event=done, withdrawn=withdrawn, tokens_left_out=lost, replaced=replaced)
+    return {**asdict(done), "withdrawn": withdrawn, "tokens_left_out": lost, "replaced": replaced and str(replaced)}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """``glovebox backup`` and ``restore``: a state directory in one file, and back."""
 
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,11 +39,11 @@ def restore(settings: Settings, file: Path) -> None:
     No server may be live there. Stops, and tokens that were revoked, stay so; open approvals are withdrawn.
     """
     done = restoring.restore(settings, file, by=state.OPERATOR)
-    told, old = done.event, str(done.replaced) if done.replaced else None
+    lost, old = done["tokens_left_out"], done["replaced"]
     emit(
-        {**asdict(told), "withdrawn": done.withdrawn, "tokens_left_out": done.tokens_left_out, "replaced": old},
-        f"{settings.state_dir} is as it was at {told.made}: the log up to {told.head}.",
-        f"Withdrawn: {counted(done.withdrawn, 'open question')} or approvals." if done.withdrawn else None,
-        f"Tokens left out, gone since: {', '.join(done.tokens_left_out)}." if done.tokens_left_out else None,
+        done,
+        f"{settings.state_dir} is as it was at {done['made']}: the log up to {done['head']}.",
+        f"Open questions and approvals that were withdrawn: {done['withdrawn']}.",
+        f"Tokens left out, gone since: {', '.join(lost)}." if lost else None,
         f"What was there before is in {old}." if old else None,
     )
