@@ -6,6 +6,7 @@ import re
 import sqlite3
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ from glovebox_audit.events import (
     CallLost,
     EgressDecided,
     SandboxStarted,
+    StopMade,
 )
 from glovebox_audit.file import LogFile
 from glovebox_audit.query import ask, current, index
@@ -140,6 +142,10 @@ def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
         ({"workflows": ("release", "other")}, ["c_web"]),
         ({"workflows": ("other",)}, []),
         ({"outcomes": ("denied", "ask")}, ["c_deny", "c_ask"]),
+        ({"rules": ("network.allow", "approval.ask")}, ["c_deny", "c_ask"]),
+        ({"hosts": ("docs.python.org", "other.example")}, ["c_web"]),
+        ({"hosts": ("python.org",)}, []),
+        ({"hosts": ("docs.python.org",), "text": "needle"}, []),
         ({"outcomes": ("running",)}, ["c_runs"]),
         ({"tools": ("nobody_has_it",)}, []),
         ({"text": "evil.example"}, ["c_deny"]),
@@ -225,6 +231,35 @@ def test_a_log_put_in_place_of_another_makes_a_new_index(log: Path, tmp_path: Pa
 
 def _rubbish(path: Path) -> None:
     path.write_bytes(b"rubbish" * 1000)
+
+
+def test_calls_are_counted_by_the_index_as_they_come_and_end(log: Path) -> None:
+    """The same as all that is found; of one kind, or one caller; and after a call that ran has ended."""
+
+    def totals(**filters: Any) -> tuple[dict[tuple[str, str], int], int]:
+        found = ask.totals(log, Filters(**filters), TOLD)
+        return dict(found.calls), found.callers
+
+    every = Counter((call.tool, call.outcome) for call in asked(log).calls)
+    assert totals() == (every, 2)
+    assert totals(principals=("token:ci",)) == ({("fetch_url", "succeeded"): 1, ("run_python", "succeeded"): 1}, 1)
+    assert totals(outcomes=("running",)) == ({("run_python", "running"): 1}, 1)
+    write(log, finished("c_runs"))
+    assert totals(outcomes=("running",)) == ({}, 0)
+    assert totals()[0]["run_python", "succeeded"] == every["run_python", "succeeded"] + 1
+
+
+def test_what_stands_around_a_call_is_found_by_what_it_names(log: Path) -> None:
+    """A stop, by its id; nothing of a call, and not what names something else. A place that lies makes a new index."""
+    stop = StopMade(stop="s_1", scope="all", name="", because="c_ok sent mail", by="local:0")
+    write(log, stop, replace(stop, stop="s_2"))
+
+    def around(*names: str) -> list[object]:
+        return [each.data["stop"] for each in ask.about(log, names, TOLD)]
+
+    assert (around("s_2", "s_1"), around("s_3"), around("c_ok")) == (["s_1", "s_2"], [], [])
+    _statement("UPDATE about SET place = 0")(log / index.NAME)
+    assert around("s_1") == ["s_1"]
 
 
 def _zeros_inside(path: Path) -> None:

@@ -160,9 +160,8 @@ def _answer(view: _View, filters: Filters, limit: int) -> QueryAnswer:
         if place.first in seen or not filters.fit(call):
             raise _stale()
         seen.add(place.first)
-        if filters.came(call) and (
-            filters.text is None or calls.holds(view.records_of(call.call_id, place), filters.text)
-        ):
+        kept = view.records_of(call.call_id, place) if filters.text is not None or filters.hosts else []
+        if filters.came(call) and filters.hold(kept):
             if len(found) == limit:
                 return QueryAnswer(calls=tuple(found), more=True, damaged=damaged)
             found.append(call)

@@ -13,15 +13,16 @@ import re
 import sqlite3
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from glovebox_audit import read
+from glovebox_audit.chain import Record
 from glovebox_audit.event import WHOSE
-from glovebox_audit.events import CallDecided
+from glovebox_audit.events import CallDecided, EgressDecided
 from glovebox_audit.place import take_lock
 from glovebox_audit.query import calls
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED, RUNNING
@@ -40,13 +41,14 @@ _MEMORY = ":memory:"
 
 _SETTINGS = ("trusted_schema = OFF", "locking_mode = EXCLUSIVE", "temp_store = MEMORY", "cache_size = -65536")
 
-_COLUMNS = "call, tool, principal, client, run, workflow, outcome, time, first, last"
+_COLUMNS = "call, tool, principal, client, run, workflow, rule, outcome, time, first, last"
 _TABLES = (
     # Its extent: the offsets it begins and ends at, and the digest of the last line.
     "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB)",
     # No SQL index but for names: a full scan takes a tenth of a second, and the planner cannot err.
     f"CREATE TABLE calls (id INTEGER PRIMARY KEY, {_COLUMNS})",
     "CREATE INDEX names ON calls (call)",
+    "CREATE TABLE hosts (host, call INTEGER, PRIMARY KEY (host, call)) WITHOUT ROWID",
     # How many calls there are of each kind: counting them takes a third of a second for each million records.
     "CREATE TABLE counts (tool, principal, outcome, number INTEGER, PRIMARY KEY (tool, principal, outcome))",
     # Records of no call that name one, or what one names, each at its place: see ``calls.named_by``.
@@ -231,6 +233,9 @@ class Adder:
             row = number << ROW_BITS | int(fields["seq"]) & (1 << ROW_BITS) - 1
             text = clean(_DIGEST.sub(r"\1", "\n".join(new)))
             self._execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, text))
+        if kind == EgressDecided.kind:
+            asked = clean(str(fields["data"].get("host"))), number
+            self._execute("INSERT OR IGNORE INTO hosts VALUES (?, ?)", asked)
         outcome = calls.outcome(kind, fields["data"])
         if outcome is not None and outcome != RUNNING:
             del self._open[call]
@@ -246,8 +251,8 @@ class Adder:
             time = microseconds(datetime.fromisoformat(fields["time"]))
         except ValueError:
             time = 0
-        values = (self._calls, clean(call), *whose.values(), RUNNING, time, offset)
-        self._execute("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
+        values = (self._calls, clean(call), *whose.values(), clean(str(data.get("rule"))), RUNNING, time, offset)
+        self._execute("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
         kind_of = whose["tool"], whose["principal"]
         self._counts[*kind_of, RUNNING] += 1
         self._open[call] = (self._calls, kind_of, set())
@@ -301,6 +306,10 @@ class Filters:
     """As a call states it; empty for none, or as ``Call.through`` has it."""
     runs: tuple[str, ...] = ()
     workflows: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    """Of policy or profile, by which it was decided."""
+    hosts: tuple[str, ...] = ()
+    """Asked for in one of its connections, whatever became of that."""
     outcomes: tuple[str, ...] = ()
     since: datetime | None = None
     until: datetime | None = None
@@ -325,9 +334,17 @@ class Filters:
             "client": {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients),
             "run": set(self.runs),
             "workflow": set(self.workflows),
+            "rule": set(self.rules),
             "outcome": {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())},
         }
         return {name: wanted for name, wanted in found.items() if wanted}
+
+    def hold(self, records: Sequence[Record]) -> bool:
+        """Return whether a call's records have the text, and a connection to one of the hosts."""
+        asked = {each.data.get("host") for each in records if each.kind == EgressDecided.kind}
+        return (self.text is None or calls.holds(records, self.text)) and (
+            not self.hosts or not asked.isdisjoint(self.hosts)
+        )
 
     def came(self, call: calls.CallSummary) -> bool:
         """Return whether a call that fits also has one of the clients and outcomes."""
@@ -454,6 +471,9 @@ def _conditions(start: int, filters: Filters) -> tuple[list[str], list[object]]:
     for column, wanted in filters.columns().items():
         conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
         values += map(clean, wanted)
+    if filters.hosts:
+        conditions.append(f"id IN (SELECT call FROM hosts WHERE host IN ({', '.join('?' * len(filters.hosts))}))")  # noqa: S608 - only marks
+        values += map(clean, filters.hosts)
     for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
         if time is not None:
             conditions.append(comparison)

@@ -48,7 +48,7 @@ ROWS: Final = 50
 _RECENT: Final = timedelta(minutes=15)
 _MOST_LISTED: Final = 200
 _QUIET: Final = ask.Told(say=lambda _: None, progress=lambda *_: None)
-_COLUMNS: Final = ("tool", "principal", "client", "run", "outcome")
+_COLUMNS: Final = ("tool", "principal", "client", "run", "workflow", "rule", "host", "outcome")
 
 _REFUSED: Final = frozenset({"denied", "ask"})
 _STYLES: Final = frozenset({"green", "red", "yellow", "cyan"})

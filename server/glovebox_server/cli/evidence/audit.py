@@ -223,6 +223,8 @@ _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "
 @click.option("--client", "clients", multiple=True, help="Calls of this program, as it is shown; '' for none.")
 @click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
 @click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
+@click.option("--rule", "rules", multiple=True, help="Calls decided by this rule, as network.allow.")
+@click.option("--host", "hosts", multiple=True, help="Calls that asked for a connection to this host.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
 @options.time_option("--since", "Not before this time (UTC), local day (yesterday), or 2h ago.")
 @options.time_option("--until", "Before this time, or the beginning of this day: today.")
