@@ -345,6 +345,15 @@ async def test_what_runs_is_shown_until_it_ends(scene: Scene) -> None:
         assert "no sandbox yet" in page
 
 
+async def test_a_log_that_is_indexed_shows_how_far(scene: Scene) -> None:
+    """Instead of a page that waits for it; the page itself comes afterwards."""
+    anna = await scene.entered()
+    scene.console.live.indexing = (2**20, 4 * 2**20)
+    assert "25% of 4 MiB" in await anna.shown("history")
+    scene.console.live.indexing = None
+    assert "25%" not in await anna.shown("history")
+
+
 async def test_calls_are_found_and_told(scene: Scene) -> None:
     """By what a form says, newest first; one call by the beginning of its id."""
     ids = [new_call_id() for _ in range(3)]

@@ -157,6 +157,9 @@ class Console:
     def _page(self, name: str, view: Callable[[Person, Mapping[str, str]], View]) -> Callable[..., Awaitable[Response]]:
         async def page(request: Request) -> Response:
             person = await self.gate.identify(request)
+            if self.live.indexing is not None:
+                done, most = self.live.indexing
+                return self._render("indexing", person, done=f"{done / most:.0%} of {most // 2**20} MiB")
             try:
                 found = await anyio.to_thread.run_sync(view, person, request.query_params)
             except (DiagnosedError, ValueError) as problem:

@@ -45,6 +45,8 @@ class LiveCalls:
     """The audit log's."""
     problem: str = ""
     """Why the log is not followed, if it is not."""
+    indexing: tuple[int, int] | None = None
+    """While what the log grew by is indexed, which pages would wait for: bytes that are done, and all."""
     _calls: dict[str, LiveCall] = field(default_factory=dict)
 
     async def follow(self) -> None:
@@ -85,8 +87,16 @@ class LiveCalls:
 
     def _begin(self) -> None:
         """Note the calls that began before, by the index."""
-        told = ask.Told(say=lambda _: None, progress=lambda *_: None)
+
+        def progress(done: int, most: int) -> None:
+            self.indexing = (done, most) if done < most else None
+
+        told = ask.Told(say=lambda _: None, progress=progress)
         self._calls.clear()
-        for call in ask.ask(self.directory, Filters(outcomes=(RUNNING,)), _MOST, told).calls:
+        try:
+            found = ask.ask(self.directory, Filters(outcomes=(RUNNING,)), _MOST, told).calls
+        finally:
+            self.indexing = None
+        for call in found:
             for record in ask.records(self.directory, call.call_id, told):
                 self.take(record)
