@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
+import anyio.abc
 import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
@@ -21,9 +25,12 @@ from tests.interaction.served import Served, served, until
 from tests.interaction.test_real_server import GLOVEBOX
 from tests.interaction.test_refused_requests import post
 from tests.interaction.test_several_processes import Wire, message, opened, several
+from tests.must_run import unusable
 
+from glovebox_audit.events import EgressDecided
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.transport.serve import serve_http
+from glovebox_server import telemetry
+from glovebox_server.transport.serve import open_listener, serve_http
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 PARTS = ["admission", "decision", "sandbox", "run", "collect", "receipt"]
@@ -205,3 +212,57 @@ async def test_a_scrape_covers_all_processes_and_those_that_were_killed(
             assert 'mcp_tool_calls_total{client_id="token:alice",status="success"} 2\n' in text
     kinds = Counter(json.loads(line)["kind"] for line in log_lines(tmp_path / "audit"))
     assert seen == {tuple((f'glovebox_records_total{{kind="{kind}"}}', float(n)) for kind, n in sorted(kinds.items()))}
+
+
+@asynccontextmanager
+async def ended(process: anyio.abc.Process) -> AsyncIterator[None]:
+    """End a process with the block."""
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            process.kill()
+            await process.aclose()
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 200ms}}
+rule_files: ["{rules}"]
+scrape_configs: [{{job_name: glovebox, static_configs: [{{targets: ["{target}"]}}]}}]
+"""
+
+
+async def test_every_query_of_the_dashboard_returns_data(tmp_path: Path) -> None:
+    """From Debian's Prometheus, which scrapes a server that made a call; the alert rules load, and none is broken."""
+    program = shutil.which("prometheus")
+    if program is None:
+        unusable("prometheus", "there is no prometheus: install Debian's")
+    files = Path(telemetry.__file__).parent
+    panels = json.loads((files / "grafana.json").read_text())["panels"]
+    wanted = {re.sub(r"\$\w+", ".*", each["expr"]) for panel in panels for each in panel["targets"]}
+    async with served(tmp_path / "s", "http", metrics="loopback") as server, httpx2.AsyncClient() as http:
+        async with server.client("http", "legacy") as client:
+            await client.call_tool("run_python", {"code": "1"})
+        asked = EgressDecided(
+            call_id="c", scheme="https", host="a.b", port=443, asked_digest="d", effect="allow", rule="r"
+        )  # fmt: skip
+        await server.app.audit.append(asked)
+        with closing(open_listener("127.0.0.1", 0)) as listener:
+            place = f"127.0.0.1:{listener.getsockname()[1]}"
+        target, given = urlsplit(server.url).netloc, f"--config.file={tmp_path / 'prometheus.yml'}"
+        (tmp_path / "prometheus.yml").write_text(PROMETHEUS.format(rules=files / "alerts.yml", target=target))
+        command = [program, given, f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address={place}"]
+        with (tmp_path / "log").open("wb") as log:
+            process = await anyio.open_process(command, stderr=log)
+        async with ended(process):
+            with anyio.move_on_after(60):
+                while wanted:
+                    await anyio.sleep(0.2)
+                    for query in sorted(wanted):
+                        with suppress(httpx2.TransportError):  # until it listens
+                            answer = await http.get(f"http://{place}/api/v1/query", params={"query": query})
+                            wanted -= {query} if answer.json()["data"]["result"] else set()
+            assert not wanted
+            rules = (await http.get(f"http://{place}/api/v1/rules")).json()["data"]["groups"][0]["rules"]
+    assert len(rules) == (files / "alerts.yml").read_text().count("- alert:")
+    assert {rule["health"] for rule in rules} <= {"ok", "unknown"}

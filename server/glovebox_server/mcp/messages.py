@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from glovebox_server.telemetry.prometheus import Scrape
 
 #: Seconds between two looks at the log. A scrape looks by itself.
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 15.0
 _PROTOCOL = "http/protobuf"
 _CALLS: ContextVar[list[str]] = ContextVar("calls of this message")
 _headers = TraceContextTextMapPropagator()
