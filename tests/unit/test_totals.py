@@ -22,7 +22,7 @@ from glovebox_audit.chain import Record, draft
 from glovebox_audit.file import LogFile
 from glovebox_server.telemetry import names, prometheus, spans
 from glovebox_server.telemetry.names import METRICS, OTHER
-from glovebox_server.telemetry.totals import BOUNDS, Series, Tally, Totals
+from glovebox_server.telemetry.totals import BOUNDS, Series, Tally, TotalStore
 
 HOSTILE = ("x{n}", 'run_python"}} 1\n# {n}', "\u202e{n}", "{n}" * 200, "token:a b {n}", "local:{n}\n")
 
@@ -88,7 +88,7 @@ def summed(directory: Path) -> Counter[tuple[str, ...]]:
     return +found
 
 
-async def counted(totals: Totals) -> Counter[tuple[str, ...]]:
+async def counted(totals: TotalStore) -> Counter[tuple[str, ...]]:
     """The same of the totals, when all that is new is counted."""
     sums = Counter[tuple[str, ...]]()
     await totals.count()
@@ -113,7 +113,7 @@ from functools import partial
 from pathlib import Path
 from glovebox_server.telemetry import totals
 totals._STEP_BYTES = 1000
-with totals.Totals.opened(Path(sys.argv[1])) as opened:
+with totals.TotalStore.opened(Path(sys.argv[1])) as opened:
     while True:
         opened._store.transact_now(partial(opened._add, totals.Tally()))
         print(1, flush=True)
@@ -135,21 +135,21 @@ async def test_totals_are_those_of_the_log_whoever_is_killed(tmp_path: Path, mon
     monkeypatch.setattr("glovebox_server.telemetry.totals._STEP_BYTES", 3000)
     for _ in day(directory):
         count_until_killed(tmp_path)
-        with Totals.opened(tmp_path) as totals, Totals.opened(tmp_path) as other:
+        with TotalStore.opened(tmp_path) as totals, TotalStore.opened(tmp_path) as other:
             await totals.count()
             assert await counted(other) == summed(directory)
     assert summed(directory)["records", "call.lost"] == 7
     assert summed(directory)["records", "segment.sealed"] > 1
     shutil.rmtree(directory)
     segments.fill(directory, 3)
-    with Totals.opened(tmp_path) as totals:
+    with TotalStore.opened(tmp_path) as totals:
         assert await counted(totals) == summed(directory)
 
 
 async def test_a_removed_segment_that_was_counted_stays_counted(tmp_path: Path) -> None:
     """Retention takes nothing away from a total."""
     directory = tmp_path / "audit"
-    with Totals.opened(tmp_path) as totals:
+    with TotalStore.opened(tmp_path) as totals:
         segments.fill(directory, 20)
         before = await counted(totals)
         with pytest.MonkeyPatch.context() as patch:
@@ -178,7 +178,7 @@ async def test_no_name_makes_a_series(tmp_path: Path) -> None:
         ended = replace(finished(call), tool="run_python", principal=f"token:t{number}")
         file.commit([draft(decided(call)), draft(ended)])
     file.close()
-    with Totals.opened(tmp_path) as totals:
+    with TotalStore.opened(tmp_path) as totals:
         await totals.count()
         found = {
             each.labels["client_id"]: each.value for each in (await totals.read())[0] if each.metric is names.CALLS

@@ -23,7 +23,7 @@ from glovebox_server.mcp.delivery import Context, connection_of
 from glovebox_server.mcp.server import McpServer, session_of
 from glovebox_server.settings import exports
 from glovebox_server.telemetry import names, spans
-from glovebox_server.telemetry.totals import Totals
+from glovebox_server.telemetry.totals import TotalStore
 
 if TYPE_CHECKING:
     from glovebox_server.telemetry.otlp import MetricSender, SpanSender
@@ -55,7 +55,7 @@ async def observed(surface: McpServer, scrape: "Scrape | None") -> AsyncIterator
                 whose = otlp.resource(app.version, app.settings.state_dir)
                 spans_to = stack.enter_context(otlp.tracing(whose)) if traces else None
                 totals_to = otlp.MetricSender(whose) if metrics else None
-        totals = stack.enter_context(Totals.opened(app.settings.state_dir))
+        totals = stack.enter_context(TotalStore.opened(app.settings.state_dir))
         if scrape is not None:
             scrape.totals = totals
         messages = Messages(totals, spans_to)
@@ -82,7 +82,7 @@ def _sent(signal: Literal["TRACES", "METRICS"]) -> bool:
     return exports(signal) and protocol == _PROTOCOL
 
 
-async def _follow(totals: Totals, sender: "MetricSender | None") -> None:
+async def _follow(totals: TotalStore, sender: "MetricSender | None") -> None:
     failing = False
     while True:
         failed = await _look(totals, sender)
@@ -92,7 +92,7 @@ async def _follow(totals: Totals, sender: "MetricSender | None") -> None:
         await anyio.sleep(LOOK_SECONDS if sender is None else min(LOOK_SECONDS, sender.seconds))
 
 
-async def _look(totals: Totals, sender: "MetricSender | None", *, last: bool = False) -> Exception | None:
+async def _look(totals: TotalStore, sender: "MetricSender | None", *, last: bool = False) -> Exception | None:
     try:
         await totals.count()
         if sender is not None and await totals.is_due(0 if last else sender.seconds):
@@ -107,7 +107,7 @@ async def _look(totals: Totals, sender: "MetricSender | None", *, last: bool = F
 class Messages:
     """A middleware of the SDK."""
 
-    def __init__(self, totals: Totals, sender: "SpanSender | None") -> None:
+    def __init__(self, totals: TotalStore, sender: "SpanSender | None") -> None:
         self._totals, self._sender = totals, sender
         self._heard: dict[str, list[spans.Heard]] = {}
 

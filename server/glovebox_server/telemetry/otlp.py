@@ -26,7 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Span, SpanContext, Status
 
 from glovebox_server.telemetry.names import CONNECTIONS_MADE, Metric
-from glovebox_server.telemetry.spans import Part
+from glovebox_server.telemetry.spans import SpanPart
 from glovebox_server.telemetry.totals import SCALE, Series
 
 #: Seconds that the end of a server waits for what is not sent yet.
@@ -51,7 +51,7 @@ class SpanSender(BatchSpanProcessor):
         super().__init__(OTLPSpanExporter())
         self._whose = whose
 
-    def write(self, around: Span, part: Part) -> None:
+    def write(self, around: Span, part: SpanPart) -> None:
         """Send a part of a span under way; cheaper than the SDK's own way, and the same on the wire."""
         of = around.get_span_context()
         own = SpanContext(of.trace_id, _IDS.generate_span_id(), is_remote=False, trace_flags=of.trace_flags)

@@ -16,7 +16,7 @@ from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server import secret_files
 from glovebox_server.errors import StoreError
-from glovebox_server.telemetry.totals import BOUNDS, Series, Totals
+from glovebox_server.telemetry.totals import BOUNDS, Series, TotalStore
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Instead of a file with a token: answer every peer on this machine.
@@ -30,7 +30,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 class Scrape:
     """Answers scrapes with the totals of all server processes. One per process."""
 
-    totals: Totals
+    totals: TotalStore
 
     def __init__(self, who: str) -> None:
         """Take who may: ``LOOPBACK``, or a file with a token. Raises DiagnosedError if it cannot be used."""

@@ -24,7 +24,7 @@ Heard = tuple[int, Record]
 Attributes = dict[str, Any]
 
 
-class Part(NamedTuple):
+class SpanPart(NamedTuple):
     """A part of a call's span; those with connections have one event for each record of them."""
 
     name: str
@@ -41,7 +41,7 @@ def attributes(heard: Sequence[Heard]) -> Attributes:
     return found
 
 
-def parts(began: int, heard: Sequence[Heard]) -> list[Part]:
+def parts(began: int, heard: Sequence[Heard]) -> list[SpanPart]:
     """Return the parts of a call whose message began then, each from the end of the one before."""
     first = {record.kind: (at, record) for at, record in reversed(heard)}
     decided, started = first.get("call.decided"), first.get("sandbox.started")
@@ -61,19 +61,19 @@ def parts(began: int, heard: Sequence[Heard]) -> list[Part]:
     return _joined(began, {**steps, names.RECEIPT: end[0]}) + _connections(heard)
 
 
-def _joined(began: int, steps: Mapping[str, int]) -> list[Part]:
-    found: list[Part] = []
+def _joined(began: int, steps: Mapping[str, int]) -> list[SpanPart]:
+    found: list[SpanPart] = []
     for name, until in steps.items():
         end = max(began, until)  # the wall clock may step back
-        found.append(Part(name, began, end))
+        found.append(SpanPart(name, began, end))
         began = end
     return found
 
 
-def _connections(heard: Sequence[Heard]) -> list[Part]:
+def _connections(heard: Sequence[Heard]) -> list[SpanPart]:
     records = [record for _, record in heard if record.kind.startswith("egress.")]
     events = tuple((_written(each), _picked(each.data, names.OF_CONNECTIONS)) for each in records)
-    return [Part(names.CONNECTIONS_MADE, events[0][0], max(at for at, _ in events), events)] if events else []
+    return [SpanPart(names.CONNECTIONS_MADE, events[0][0], max(at for at, _ in events), events)] if events else []
 
 
 def _picked(data: Mapping[str, Any], wanted: Mapping[str, str]) -> Attributes:

@@ -88,7 +88,7 @@ class Series(NamedTuple):
     """Bucket and count, in order, for OTLP."""
 
 
-class Totals:
+class TotalStore:
     """The totals of one state directory, and what this process adds to them. All raise StoreError or AuditError."""
 
     def __init__(self, store: Database, log: Path) -> None:
@@ -97,7 +97,7 @@ class Totals:
 
     @classmethod
     @contextmanager
-    def opened(cls, state_dir: Path) -> Iterator["Totals"]:
+    def opened(cls, state_dir: Path) -> Iterator["TotalStore"]:
         """Open the store, made if it is missing."""
         with database.opened(state_dir / "telemetry" / "totals.sqlite", _SCHEMA) as store:
             yield cls(store, state_dir / "audit")
