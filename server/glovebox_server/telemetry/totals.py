@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -71,9 +71,15 @@ class Tally:
         self._add(metric, labels, {"sum": seconds, **parts})
 
     def _add(self, metric: Metric, labels: tuple[object, ...], parts: dict[str, float]) -> None:
-        key = json.dumps([names.closed(name, value) for name, value in zip(metric.labels, labels, strict=True)])
+        said = tuple(each if isinstance(each, str) else "" if each is None else names.OTHER for each in labels)
+        key = _key(metric, said)
         for part, value in parts.items():
             self.parts[metric.name, key, part] += value  # type: ignore[assignment]  # seconds, too
+
+
+@lru_cache(4096)
+def _key(metric: Metric, labels: tuple[str, ...]) -> str:
+    return json.dumps([names.closed(name, value) for name, value in zip(metric.labels, labels, strict=True)])
 
 
 class Series(NamedTuple):
