@@ -6,9 +6,9 @@ thread, so a stalling disk stops the calls that need a record, not heartbeats an
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +62,7 @@ class AuditLog:
         self._queue: deque[_Waiting] = deque()
         self._lost: dict[str, str] = {}
         self._subscriptions: set[Subscription] = set()
+        self._observers: list[Callable[[Record], None]] = []
         self._unusable: str | None = None
 
     @classmethod
@@ -179,6 +180,18 @@ class AuditLog:
             self._subscriptions.discard(subscription)
             await subscription.aclose()
 
+    @contextmanager
+    def observed(self, hear: Callable[[Record], None]) -> Iterator[None]:
+        """Call ``hear`` with each of this process's records once it is on the disk, during the block.
+
+        It returns at once and raises nothing.
+        """
+        self._observers.append(hear)
+        try:
+            yield
+        finally:
+            self._observers.remove(hear)
+
     async def _commit(self) -> None:
         """Write the waiting entries, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
         batch, lost = self._take(), dict(self._lost)
@@ -197,6 +210,8 @@ class AuditLog:
         for record in written:
             for subscription in self._subscriptions:
                 subscription.offer(record)
+            for hear in self._observers:
+                hear(record)
 
     def _take(self) -> list[_Waiting]:
         batch = [self._queue.popleft()]

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -112,6 +112,14 @@ class Settings(BaseModel, frozen=True):
                 why = {"problem": str(problem)}
                 raise PydanticCustomError("command", "its command cannot be split into words: {problem}", why) from None
         return given
+
+
+def exports(signal: Literal["TRACES", "METRICS"]) -> bool:
+    """Return whether the standard ``OTEL_*`` variables ask for this signal over OTLP: by an endpoint, or by name."""
+    said, chosen = os.environ.get, os.environ.get(f"OTEL_{signal}_EXPORTER", "")
+    if said("OTEL_SDK_DISABLED", "").lower() == "true" or chosen not in {"", "otlp"}:
+        return False
+    return bool(chosen or said("OTEL_EXPORTER_OTLP_ENDPOINT") or said(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:

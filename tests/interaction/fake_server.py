@@ -1,10 +1,12 @@
 """``python -m tests.interaction.fake_server stdio|http|http*2 DIRECTORY [NAME…]``: real transports, no sandboxes.
 
 Over HTTP, with ``*2`` by two processes, it prints one line of JSON to stdout: the base URL and the tokens, one per
-NAME. Each of two processes adds a line to the file ``up``, and each process at its end to ``ended``.
+NAME. Each of two processes adds a line to the file ``up``, and each process at its end to ``ended``. $FAKE_METRICS says
+who may read /metrics.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,8 +26,9 @@ async def _main(transport: str, directory: Path, seat: Seat | None, ready: Calla
             why = await serve_stdio(as_app(app))
         else:
             why = await serve_http(
-                as_app(app), seat=seat, on_ready=ready if seat is None else partial(_note, directory)
-            )
+                as_app(app), seat=seat, metrics=os.environ.get("FAKE_METRICS"),
+                on_ready=ready if seat is None else partial(_note, directory),
+            )  # fmt: skip
         with (directory / "ended").open("a") as ended:
             ended.write(f"{why} cancelled={len(app.broker.cancelled)}\n")
 

@@ -123,12 +123,14 @@ async def served(
     trusted_proxies: tuple[str, ...] = (),
     opened: AbstractAsyncContextManager[Any] | None = None,
     workflow: str | None = None,
+    metrics: str | None = None,
 ) -> AsyncIterator[Served]:
     """Run a server for ``transport``; over HTTP with a token for each name (``alice`` and ``bob`` where none is given).
 
     ``oauth`` says whose access tokens are accepted besides, ``scopes`` what those stand for, ``allowed_hosts``
     which names of its own the server has, ``trusted_proxies`` who may name the address of a client, and ``opened``
-    which app it serves, if not one without sandboxes. It is ended by SIGTERM, as a supervisor would.
+    which app it serves, if not one without sandboxes; ``metrics`` who may read those. It is ended by SIGTERM, as a
+    supervisor would.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     opened = opened or fake_app(directory, shared=transport != "stdio")
@@ -156,6 +158,7 @@ async def served(
                     allowed_hosts=allowed_hosts,
                     trusted_proxies=trusted_proxies,
                     workflow=workflow,
+                    metrics=metrics,
                 )
                 assert await served_by == "SIGTERM"
             ended.set()

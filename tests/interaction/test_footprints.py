@@ -1,6 +1,7 @@
 """One call enters no more files of ours than before, nor does a start import more: in processes of their own."""
 
 import json
+import os
 import subprocess  # noqa: TID251 - runs the counting program; nothing here comes from a sandbox
 import sys
 from pathlib import Path
@@ -41,30 +42,33 @@ NOTIFY = "glovebox_server.notify.sender"
 CALLS = {"anyio", "cryptography", "pydantic", "rich", "sqlite3"}
 SERVES = {"httpx2", "mcp", "mcp_types", "starlette", "structlog", "uvicorn"}
 REST = {"cryptography.x509", "docker", "glovebox_server.transport.auth", "jwt", "requests", NOTIFY}
+#: What telemetry needs, and what sends it.
+TELEMETRY = {"glovebox_server.mcp.messages", "glovebox_server.telemetry", "opentelemetry.sdk", "requests"}
+NOTIFYING, SENDING = {"GLOVEBOX_NOTIFY": "exec:true"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
+    ("words", "needed", "variables"),
     [
-        (["--help"], set[str]()),
-        (["call", "none"], CALLS),
-        (["serve"], CALLS | SERVES),
-        (["serve"], CALLS | SERVES | {NOTIFY}),
+        (["--help"], set[str](), {}),
+        (["call", "none"], CALLS, NOTIFYING | SENDING),
+        (["serve"], CALLS | SERVES, {"OTEL_SDK_DISABLED": "true", **SENDING}),
+        (["serve"], CALLS | SERVES | {NOTIFY}, NOTIFYING),
+        (["serve"], CALLS | SERVES | TELEMETRY, SENDING),
     ],
-    ids=["help", "call", "stdio", "notifying"],
+    ids=["help", "call", "stdio", "notifying", "telemetry"],
 )
 def test_a_start_imports_only_what_it_needs(
-    words: list[str], needed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], needed: set[str], variables: dict[str, str], tmp_path: Path
 ) -> None:
     """Help needs neither settings nor models, a call no MCP, and a server over stdio nothing of HTTP but the SDK's.
 
-    What notifies is imported where it is set up, and then by servers alone.
+    What notifies or sends telemetry is imported where it is set up, and then by servers alone.
     """
-    if NOTIFY in needed or words == ["call", "none"]:
-        monkeypatch.setenv("GLOVEBOX_NOTIFY", "exec:true")
     where = ["--state-dir", str(tmp_path / "state"), "--workspace", str(ROOT / "examples")] if needed else []
     command = [sys.executable, "-I", "-X", "importtime", "-m", "glovebox_server", *words, *where]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == (2 if words[-1] == "none" else 0), done.stderr[-500:]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert imported & (CALLS | SERVES | REST) == needed
+    assert imported & (CALLS | SERVES | REST | TELEMETRY) == needed

@@ -24,8 +24,10 @@ DOCKER = "sandboxes/glovebox_sandboxes/drivers/docker/"
 MOST_MODULES = 12
 MCP = ("server/glovebox_server/mcp/", "server/glovebox_server/transport/")
 
-#: Packages that a program may have loaded; the guest then takes its figures from them.
+#: Packages that a program may have loaded; the guest then takes its figures from them. And those of an extra.
 OPTIONAL = {
+    "server/glovebox_server/mcp/messages.py": "opentelemetry.",
+    "server/glovebox_server/telemetry/otlp.py": "opentelemetry.",
     "server/glovebox_server/promotion/reencoder.py": "PIL.",
     "sandboxes/_glovebox_guest/pictures/smaller.py": "PIL.",
     "sandboxes/_glovebox_guest/program/figures.py": "matplotlib.",

@@ -31,6 +31,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the log."
 )
 @click.option("--trusted-proxy", multiple=True, help="Address of a proxy whose X-Forwarded-For names clients.")
+@click.option("--metrics", metavar="WHO", help="Who may read /metrics (http): `loopback`, or a FILE with a token.")
 @click.option("--oauth-issuer", metavar="URL", help="Let in callers with access tokens of this issuer, too (http).")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
 @click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
@@ -46,13 +47,14 @@ def serve(
     log_level: str,
     log_format: Literal["text", "json"],
     trusted_proxy: tuple[str, ...],
+    metrics: str | None,
     oauth_issuer: str | None,
     oauth_audience: tuple[str, ...],
     oauth_any_type: bool,
     workflow: str | None,
 ) -> None:
     """Serve MCP clients until they leave or a signal ends it."""
-    named = ("host", "port", "processes", "allowed_host", "trusted_proxy")
+    named = ("host", "port", "processes", "allowed_host", "trusted_proxy", "metrics")
     require_http(transport, *named, "oauth_issuer", "oauth_audience", "oauth_any_type")
     if oauth_issuer is None and (oauth_audience or oauth_any_type):
         raise click.UsageError("--oauth-audience and --oauth-any-type go with --oauth-issuer.")
@@ -87,7 +89,7 @@ def serve(
             else:
                 end = await http.serve_http(
                     app, host=host, port=port, allowed_hosts=allowed_host, trusted_proxies=trusted_proxy, oauth=oauth,
-                    workflow=workflow, seat=seat, on_ready=announce,
+                    workflow=workflow, seat=seat, metrics=metrics, on_ready=announce,
                 )  # fmt: skip
             app.ended.append(end)
 

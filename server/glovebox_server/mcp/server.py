@@ -86,6 +86,8 @@ class McpServer:
         self.app = app
         self._identify = identify
         self._stopping = anyio.Event()
+        self.new_call_id = new_call_id
+        """Names each call, before it is one."""
         self._resources = Resources(app, self._stopping, self._lists)
         self._connection = app.runs.new()
         """The run of the caller over stdio, where this server has one connection."""
@@ -129,7 +131,7 @@ class McpServer:
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> _Answer:
         """Make a call, and log one line about it without its arguments, paths or URLs."""
-        principal, call_id, began = self._identify(ctx), new_call_id(), monotonic()
+        principal, call_id, began = self._identify(ctx), self.new_call_id(), monotonic()
         outcome, run = "cancelled", None
         try:
             try:

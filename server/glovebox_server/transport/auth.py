@@ -1,7 +1,8 @@
 """The gate of every HTTP request: Host, Origin, bearer token, size, time and JSON.
 
 Rule 1  It wraps the whole application, so no route, method or transport is without it. Without a token, /health answers
-        "ok", /ready 200 or 503, and nothing else; the address of the authorization server, if any, is public.
+        "ok", /ready 200 or 503, and nothing else; the address of the authorization server, if any, is public. /metrics
+        is no caller's: it has a token of its own, or is for this machine.
 Rule 2  Host must be one of this server's names: a web page that resolves its own name to this address (DNS rebinding)
         sends its own Host. Origin, which browsers send, must be one of the same.
 Rule 3  One Authorization header with a known token, or with one of the authorization server's. The token's name, or its
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from itertools import islice
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import mcp_types as types
@@ -37,6 +38,9 @@ from glovebox_server.transport import stdio
 from glovebox_server.transport.oauth.authority import METADATA_PATH, GateRefusal, TokenAuthority, address_of
 from glovebox_server.transport.tokens import Callers, TokenGrant
 from glovebox_server.upkeep.readiness import Readiness
+
+if TYPE_CHECKING:
+    from glovebox_server.telemetry.prometheus import Scrape
 
 #: Largest request body in bytes. The largest sound request is a program of about 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
@@ -54,6 +58,7 @@ PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 HEALTH_PATH: Final = "/health"
 #: Answers 200 if the server can serve calls.
 READY_PATH: Final = "/ready"
+METRICS_PATH: Final = "/metrics"
 #: The reason for an ended request, in records and answers.
 REMOVED: Final = "token removed"
 EXPIRED: Final = "token expired"
@@ -89,6 +94,8 @@ class AuthMiddleware:
     authority: TokenAuthority | None = None
     refusals: Refusals = field(default_factory=Refusals)
     look: Look | None = None
+    scrape: "Scrape | None" = None
+    """Answers ``/metrics``; None if that is off."""
 
     def __post_init__(self) -> None:
         """Begin with no request."""
@@ -129,6 +136,11 @@ class AuthMiddleware:
             return None
         if self.authority and scope["path"].startswith(METADATA_PATH):
             return self.authority.metadata(host[0], scope["path"])
+        if self.scrape is not None and scope["path"] == METRICS_PATH:
+            text = await self.scrape.answer((scope.get("client") or ("",))[0], _presented(scope))
+            if text is None:
+                raise GateRefusal("http.token", 401, "A token for /metrics is needed", {"WWW-Authenticate": "Bearer"})
+            return text
         if _values(scope, b"authorization"):
             return None
         if scope["path"] == READY_PATH and self.look is not None:
@@ -137,9 +149,7 @@ class AuthMiddleware:
 
     async def _identify(self, scope: Scope) -> _OpenRequest:
         """Put the caller into the scope; raise GateRefusal for an unidentified one."""
-        authorization = _values(scope, b"authorization")
-        kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
-        presented = presented.strip() if kind.lower() == "bearer" else ""
+        presented = _presented(scope)
         grant = self.callers.grant(presented)
         if grant is None and self.authority:
             address = address_of((scope.get("client") or ("",))[0])
@@ -276,6 +286,13 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
             if not message.get("more_body", False):
                 return bytes(body)
     raise GateRefusal("http.slow", 408, "The body took too long")
+
+
+def _presented(scope: Scope) -> str:
+    """Return the bearer token of a request; empty for none, or several."""
+    authorization = _values(scope, b"authorization")
+    kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
+    return presented.strip() if kind.lower() == "bearer" else ""
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

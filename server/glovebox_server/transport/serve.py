@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -47,9 +47,12 @@ from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
 from glovebox_server.transport.processes import Seat, SharedProtocol
-from glovebox_server.transport.stdio import GRACE_SECONDS, client_of, end_on_signal, serve_stdio, serve_stream
+from glovebox_server.transport.stdio import GRACE_SECONDS, client_of, end_on_signal, observe, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import Callers, TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
+
+if TYPE_CHECKING:
+    from glovebox_server.telemetry.prometheus import Scrape
 
 #: Sessions of the handshake era over streamable HTTP, which callers share evenly; each costs about 100 kB.
 MAX_SESSIONS = 1024
@@ -73,18 +76,19 @@ async def serve_http(
     oauth: OAuth | None = None,
     workflow: str | None = None,
     seat: Seat | None = None,
+    metrics: str | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
 
     Bearer tokens lie in ``tokens`` below the state directory. Returns the signal's name, for the audit log. Raises
     DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others could
-    read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
+    read the tokens, or ``metrics``; a token is bound to a missing role; the authorization server returns no keys.
 
     ``allowed_hosts`` are further values of ``Host``, required, and then the only ones, if ``host`` is not a loopback
     address. ``trusted_proxies`` are addresses or networks of proxies whose ``X-Forwarded-For`` names the client. Tokens
     that are bound to no workflow have ``workflow``. ``seat`` is this process's place among several, whose listener it
-    has. ``on_ready`` gets the base URL, without a trailing slash, once connections are accepted.
+    has. ``metrics`` names who may read those. ``on_ready`` gets the base URL, once connections are accepted.
     """
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
@@ -104,15 +108,17 @@ async def serve_http(
             await authority.issuer.fetch()
         look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look
         application, sessions = http_application(surface, callers, look=look, subjects=authority is not None, seat=seat)
+        scrape = None if metrics is None else _scrape(metrics, [*allowed_hosts, *proxies])
         gate = AuthMiddleware(
-            application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
-        )
+            application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look,
+            scrape=scrape,
+        )  # fmt: skip
         server = _Uvicorn(gate, proxies, seat, lambda: on_ready(url_of(listener)))
 
         async def end() -> None:
             server.should_exit = True
 
-        async with end_on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
+        async with observe(surface, scrape), end_on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_tokens, app, files, callers, gate, sessions)
             if authority is not None:
                 tasks.start_soon(authority.issuer.follow)
@@ -120,6 +126,15 @@ async def serve_http(
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
+
+
+def _scrape(who: str, open_to: Collection[str]) -> "Scrape":
+    from glovebox_server.telemetry import prometheus  # noqa: PLC0415 - what is off is not imported
+
+    if who == prometheus.LOOPBACK and open_to:  # a proxy on this machine would pass requests of others on
+        fix = "Name a file with a token: --metrics FILE."
+        raise DiagnosedError("Cannot serve /metrics to this machine alone", "others come through a proxy", fix)
+    return prometheus.Scrape(who)
 
 
 def take_seat(count: int | None, host: str, port: int, on_up: Callable[[str], None]) -> Seat | None:

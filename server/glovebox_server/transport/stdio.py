@@ -10,9 +10,9 @@ import os
 import select
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.abc
@@ -28,7 +28,11 @@ from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer
+from glovebox_server.settings import exports
 from glovebox_server.transport import logs
+
+if TYPE_CHECKING:
+    from glovebox_server.telemetry.prometheus import Scrape
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
 MAX_LINE_BYTES = 1 << 20
@@ -107,15 +111,16 @@ async def serve_stdio(app: App, wire: StdioFds | None = None, *, workflow: str |
         return Principal(id=uid, transport="stdio", client=client_of(ctx), workflow=workflow)
 
     surface, ours = McpServer(app, identify), StdioWire(wire, partial(app.refusals.note, principal=uid))
-    with anyio.CancelScope() as scope:
+    async with observe(surface):
+        with anyio.CancelScope() as scope:
 
-        async def end() -> None:
-            with anyio.move_on_after(GRACE_SECONDS):
-                await ours.settled()
-            scope.cancel()
+            async def end() -> None:
+                with anyio.move_on_after(GRACE_SECONDS):
+                    await ours.settled()
+                scope.cancel()
 
-        async with end_on_signal(surface, end) as names, ours.streams() as ends:
-            await serve_stream(surface, *ends)
+            async with end_on_signal(surface, end) as names, ours.streams() as ends:
+                await serve_stream(surface, *ends)
     return names[0] if names else "stdin closed"
 
 
@@ -275,6 +280,15 @@ def known_id(value: Any) -> str | int | None:
 async def serve_stream(surface: McpServer, incoming: Any, outgoing: Any) -> None:
     """Serve one client over a stream in each direction, until it leaves."""
     await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+
+
+def observe(surface: McpServer, scrape: "Scrape | None" = None) -> AbstractAsyncContextManager[object]:
+    """Return a context in which messages are measured and traced, if anybody asks for that; else one without effect."""
+    if scrape is None and not exports("TRACES") and not exports("METRICS"):
+        return nullcontext()
+    from glovebox_server.mcp import messages  # noqa: PLC0415 - what is off is not imported
+
+    return messages.observed(surface, scrape)
 
 
 @asynccontextmanager
