@@ -9,8 +9,8 @@ from glovebox_sandboxes.drivers import registry
 
 #: gVisor as on a host where only the Docker Engine can start it: the gvisor driver's second way. It takes both.
 GVISOR_DOCKER = "gvisor-docker"
-#: Drivers; and network namespaces, clients in Node, a browser, Podman, rootless engines, an index of packages.
-NAMES = {*registry.NAMES, "netns", "node", "browser", "podman", "rootless", "index"}
+#: Drivers; and network namespaces, clients in Node, a browser, Prometheus, Podman, engines without root, an index.
+NAMES = {*registry.NAMES, "netns", "node", "browser", "prometheus", "podman", "rootless", "index"}
 #: Everything: a test that is skipped has failed, whatever its reason (not root, no control groups, no small disk).
 ALL = "all"
 

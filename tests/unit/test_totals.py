@@ -222,7 +222,7 @@ def promtool(*words: str, given: str = "") -> None:
     """Have promtool check something; skip where there is none."""
     program = shutil.which("promtool")
     if program is None:
-        unusable("promtool", "there is no promtool: install Debian's prometheus")
+        unusable("prometheus", "there is no promtool: install Debian's prometheus")
     done = subprocess.run([program, *words], input=given, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.replace("SUCCESS", "")) == (0, ""), done.stdout + done.stderr
 
