@@ -4,9 +4,11 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -311,17 +313,20 @@ async def test_a_no_has_its_reason(scene: Scene) -> None:
 
 
 async def test_a_stop_is_made_with_a_reason_and_lifted(scene: Scene) -> None:
-    """By name; the page asks before, tells afterwards, and shows what is stopped."""
-    anna = await scene.entered()
-    assert "Stop principal token:ci?" in await anna.shown("stop?scope=principal&name=token%3Aci")
-    refused = await anna.post("stop", scope="principal", name="token:ci", because=" ")
+    """By name, as it is: the page asks before, tells afterwards, and shows what is stopped."""
+    anna, name = await scene.entered(), 'token:ci"\u05d0'
+    page = await anna.shown(f"stop?scope=principal&name={quote(name)}")
+    assert "Stop principal token:ci&#34;⟪U+05D0⟫?" in page
+    (given,) = re.findall('name="name" value="(.*?)"', page)
+    refused = await anna.post("stop", scope="principal", name=name, because=" ")
     assert refused.status_code == 400
-    made = await anna.post("stop", scope="principal", name="token:ci", because="It sends mail.")
+    made = await anna.post("stop", scope="principal", name=unescape(given), because="It sends mail.")
     assert made.status_code == 303
     page = await anna.shown("now")
-    assert "principal token:ci is stopped" in page
+    assert "principal token:ci&#34;⟪U+05D0⟫ is stopped" in page
     assert "It sends mail." in page
     ((stop),) = stops.stops_of(scene.desk.state).read().items
+    assert stop.name == name
     assert scene.last("stop.made").data["by"] == "console:anna" == stop.by
     assert (await anna.post("resume", stop=stop.id)).status_code == 303
     assert not stops.stops_of(scene.desk.state).read().items
@@ -363,6 +368,7 @@ async def test_calls_are_found_and_told(scene: Scene) -> None:
     anna = await scene.entered()
     page = await anna.shown("history")
     assert [page.index(each) for each in ids] == sorted((page.index(each) for each in ids), reverse=True)
+    assert 'value="\u05d0"' in await anna.shown("history?principal=\u05d0")  # as it is typed
     only = await anna.shown("history?principal=token%3A1")
     assert [each in only for each in ids] == [False, True, False]
     assert "token:1" in await anna.shown(f"call/{ids[1]}")
