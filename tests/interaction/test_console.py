@@ -19,7 +19,7 @@ from tests.fixtures.leftovers import until
 from glovebox_audit.chain import Record, draft, new_call_id
 from glovebox_audit.events import CallDecided
 from glovebox_audit.verify import verify
-from glovebox_server.console import people
+from glovebox_server.console import people, views
 from glovebox_server.console.application import Console
 from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES
 from glovebox_server.console.people import LINK_MS, SESSION_MS, People, Role
@@ -291,6 +291,19 @@ async def test_those_alike_stand_together_and_each_is_answered_by_itself(scene: 
     page = await anna.shown("waiting")
     assert f"May {asked[2].id} run?" in page
     assert "Of 1 question in seven days you said yes to 1, half of them within 0 s." in page
+
+
+async def test_a_program_has_colours_unless_a_line_of_it_would_keep_others_waiting(scene: Scene) -> None:
+    """For this one the lexer takes nine seconds, at each look at the page; a shorter one is the control."""
+    for zeros, coloured in ((19_000, False), (200, True)):
+        question = await scene.desk.asked(proposal(f'"%{"0" * zeros}'))
+        page = await (await scene.entered()).shown("waiting")
+        assert ('<span class="string">' in page) is coloured
+        assert "0" * zeros in page
+        await scene.desk.answer(question, allow=False)
+        looks = views._texts.cache_info().misses
+        await (await scene.entered()).shown("waiting")
+        assert views._texts.cache_info().misses == looks
 
 
 async def test_pages_come_before_any_server(tmp_path: Path) -> None:
