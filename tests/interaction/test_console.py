@@ -173,6 +173,27 @@ async def test_nothing_is_shown_without_the_session_of_its_path(page: str, scene
         assert (await anna.get(page)).status_code in {200, 404}
 
 
+async def test_what_cannot_be_read_is_said_without_a_path_to_strangers(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A path of other letters is nobody's; the console goes on, and records what it refused once it can."""
+    anna, place = await scene.entered(), str(scene.desk.state)
+    cookie = {"Cookie": "; ".join(f"{each.name}={each.value}" for each in anna.client.cookies.jar)}
+    assert (await scene.client().get("/é/now", headers=cookie)).status_code == 401
+    keys, log, kept = (scene.desk.state / name for name in ("keys", "audit", "governance/console.sqlite"))
+    keys.chmod(0o777)
+    await scene.console.gate.refusals.record(scene.console)
+    assert scene.console.gate.refusals._new == {("", "console.session"): 1}
+    keys.chmod(0o700)
+    log.rename(log.with_name("away"))
+    answer = await anna.get("call/c_0")
+    assert (answer.status_code, f"read the audit log in {log}" in answer.text) == (503, True)
+    kept.rename(kept.with_name("away"))
+    answer = await anna.get("now")
+    assert (answer.status_code, place in answer.text) == (503, False)
+    assert place in caplog.text
+
+
 async def test_a_revoked_session_and_one_that_was_left_are_over(scene: Scene) -> None:
     """All of a name's, and one alone; a later link of the same name works."""
     first, second = await scene.entered("anna"), await scene.entered("anna")

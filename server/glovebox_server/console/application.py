@@ -1,6 +1,7 @@
 """The console's pages over HTTP: who may see and do what, and what is done. See ``gate`` for what keeps others out."""
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -23,9 +24,10 @@ from starlette.staticfiles import StaticFiles
 from glovebox_audit import events
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.event import Event
+from glovebox_audit.place import AuditError
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
-from glovebox_server.console.gate import COOKIE, ConsoleGate, derived, read_form
+from glovebox_server.console.gate import COOKIE, PERSON_SCOPE_KEY, ConsoleGate, derived, read_form
 from glovebox_server.console.live import LiveCalls
 from glovebox_server.console.people import SESSION_MS, People, Person, Role
 from glovebox_server.console.views import View, Views, words_of
@@ -35,12 +37,14 @@ from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import read_clocks
 from glovebox_server.guards.stops import stops
 from glovebox_server.receipts import bundling
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.stores.database import Database
 from glovebox_server.transport.oauth.authority import GateRefusal
 from glovebox_server.upkeep import stopping
 from glovebox_server.upkeep.log import recording
 
+_log = logging.getLogger(__name__)
 _HERE: Final = Path(__file__).parent
 _LOOK_SECONDS: Final = 0.25
 """Between two looks for news: what waits is on the page within a quarter of a second."""
@@ -99,7 +103,7 @@ class Console:
                 Route("/{place}/resume", self._action("operator", "now", self._resume), methods=["POST"]),
                 Route("/{place}/leave", self._leave, methods=["POST"]),
             ],
-            exception_handlers={HTTPException: self._on_problem},
+            exception_handlers={HTTPException: self._on_problem, DiagnosedError: self._on_problem},
             lifespan=self._running,
         )
 
@@ -114,7 +118,10 @@ class Console:
 
     async def append(self, event: Event) -> None:
         """Write an event to the audit log; see ``Refusals``."""
-        await anyio.to_thread.run_sync(self._record, event)
+        try:
+            await anyio.to_thread.run_sync(self._record, event)
+        except SecretFileError as problem:  # of the key that signs the log's segments
+            raise AuditError("write to the audit log", str(problem), "") from problem
 
     def _record(self, event: Event) -> None:
         with recording(self.settings) as record:
@@ -273,8 +280,14 @@ class Console:
         return self._render("problem", person, status=refusal.status_code, words=refusal.detail, back="now")
 
     async def _on_problem(self, request: Request, problem: Exception) -> Response:
-        missing = GateRefusal("console.page", 404, "No page has this address.")
-        return self.gate.answer(problem if isinstance(problem, GateRefusal) else missing, request.scope)
+        told = problem
+        if isinstance(problem, DiagnosedError):  # its words name paths: not to strangers
+            _log.error("%s", problem)
+            words = str(problem) if PERSON_SCOPE_KEY in request.scope else "Files of this console cannot be used."
+            told = GateRefusal("console.page", 503, words)
+        elif not isinstance(problem, GateRefusal):
+            told = GateRefusal("console.page", 404, "No page has this address.")
+        return self.gate.answer(told, request.scope)
 
 
 def _shown(value: object) -> object:
