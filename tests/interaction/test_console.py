@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 from urllib.parse import quote
 
+import anyio
 import httpx2
 import pytest
 from tests.fixtures.approving import Desk, HostClock, a_desk, again, proposal
@@ -233,6 +234,24 @@ async def test_a_form_of_another_page_does_nothing(
     assert stops.stops_of(scene.desk.state).read().items
 
 
+async def test_an_open_page_hears_nothing_more_once_its_session_is_over(scene: Scene) -> None:
+    """Five of a session do, so that a browser has a connection left for what they load; a sixth is told so."""
+    anna, heard = await scene.entered(), list[str]()
+
+    async def hear() -> None:
+        heard.append((await anna.get("events")).text)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(hear)
+        await until(lambda: scene.console._streams.total() == 5)
+        assert (await anna.get("events")).status_code == 429
+        scene.database.transact_now(lambda db: People(db, read_clocks()).revoke("anna"))
+        await scene.desk.asked(proposal("print(1)"))
+    assert [each.count("data: ") for each in heard] == [1] * 5
+    assert not scene.console._streams
+
+
 async def test_a_forged_form_is_refused_by_its_token(scene: Scene) -> None:
     """Another session's, none, one twice, one too long, one of another kind."""
     anna, ben = await scene.entered("anna"), await scene.entered("ben")
@@ -356,6 +375,8 @@ async def test_a_stop_is_made_with_a_reason_and_lifted(scene: Scene) -> None:
     assert refused.status_code == 400
     made = await anna.post("stop", scope="principal", name=unescape(given), because="It sends mail.")
     assert made.status_code == 303
+    renewed = await anna.client.get(f"{anna.place}/now", headers={"Sec-Fetch-Mode": "cors"})
+    assert "is stopped" not in renewed.text  # it is for the page that comes next
     page = await anna.shown("now")
     assert "principal token:ci&#34;⟪U+05D0⟫ is stopped" in page
     assert "It sends mail." in page

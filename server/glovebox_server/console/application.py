@@ -3,8 +3,9 @@
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,6 +52,8 @@ _LOOK_SECONDS: Final = 0.25
 _BEAT_SECONDS: Final = 2.0
 """Between two signs of life; a page says so when none came for five seconds."""
 _MAX_STREAMS: Final = 32
+_MAX_OF_SESSION: Final = 5
+"""Of a browser's six connections to one address: the last one is for what it loads."""
 _CALL: Final = re.compile(r"c_[0-9a-z]{1,26}", re.ASCII)
 
 Act = Callable[[Person, Mapping[str, str]], str]
@@ -67,7 +70,8 @@ class Console:
     live: LiveCalls = field(init=False)
     ends: Callable[[], bool] = lambda: False
     """Returns true once the server is to end: streams end first."""
-    _streams: int = 0
+    _streams: Counter[str] = field(default_factory=Counter)
+    """By session: its pages that hear what is new."""
     _done: dict[str, str] = field(default_factory=dict)
     """By session: what its last action came to, for its next page."""
 
@@ -168,7 +172,8 @@ class Console:
                 done, most = self.live.indexing
                 return self._render("indexing", person, done=f"{done / most:.0%} of {most // 2**20} MiB")
             try:
-                found = await anyio.to_thread.run_sync(view, person, request.query_params)
+                head = await self._head()  # before: what comes in between is news to the page
+                found = head | await anyio.to_thread.run_sync(view, person, request.query_params)
             except (DiagnosedError, ValueError) as problem:
                 raise GateRefusal("console.page", 400, str(problem)) from None
             return await self._shown_page(name, request, person, found)
@@ -180,7 +185,7 @@ class Console:
         found = await anyio.to_thread.run_sync(self._views.call, name) if _CALL.fullmatch(name) else None
         if found is None:
             raise GateRefusal("console.page", 404, "No call, or more than one, has an id that begins so.")
-        return await self._shown_page("call", request, person, found)
+        return await self._shown_page("call", request, person, await self._head() | found)
 
     async def _bundle(self, request: Request) -> Response:
         await self.gate.identify(request)
@@ -194,32 +199,42 @@ class Console:
         attached = f'attachment; filename="{name}.bundle"'
         return Response(content, media_type="application/octet-stream", headers={"Content-Disposition": attached})
 
+    async def _head(self) -> View:
+        return await anyio.to_thread.run_sync(self._views.head)
+
     async def _shown_page(self, name: str, request: Request, person: Person, found: View) -> Response:
-        head = await anyio.to_thread.run_sync(self._views.head)
-        token = derived(request.cookies[COOKIE], "form")
-        done = self._done.pop(request.path_params["place"], "")
-        return self._render(name, person, page=name, token=token, done=done, **{**head, **found})
+        token, looks = derived(request.cookies[COOKIE], "form"), request.headers.get("sec-fetch-mode") == "cors"
+        # An open page that renews itself must not take the sentence that is for another.
+        done = "" if looks else self._done.pop(request.path_params["place"], "")
+        return self._render(name, person, page=name, token=token, done=done, **found)
 
     async def _events(self, request: Request) -> Response:
         await self.gate.identify(request)
-        if self._streams >= _MAX_STREAMS:
+        if self._streams.total() >= _MAX_STREAMS or self._streams[request.path_params["place"]] >= _MAX_OF_SESSION:
             raise GateRefusal("console.streams", 429, "Too many pages of this console are open.")
-        return StreamingResponse(self._beats(), media_type="text/event-stream")
+        return StreamingResponse(self._beats(request), media_type="text/event-stream")
 
-    async def _beats(self) -> AsyncIterator[str]:
-        """Yield a sign of life with the head of the log at each change, and every two seconds."""
-        self._streams += 1
+    async def _beats(self, request: Request) -> AsyncIterator[str]:
+        """Yield a sign of life with the head of the log at each change, and every two seconds, until the session ends.
+
+        So a page whose session is over hears nothing more.
+        """
+        place = request.path_params["place"]
+        self._streams[place] += 1
         try:
             known, since = "", 0.0
-            while not self.ends():
-                found = await anyio.to_thread.run_sync(self._views.head)
-                if found["head"] != known or since >= _BEAT_SECONDS:
-                    known, since = found["head"], 0.0
-                    yield f"data: {json.dumps(found)}\n\n"
-                await anyio.sleep(_LOOK_SECONDS)
-                since += _LOOK_SECONDS
+            with suppress(GateRefusal, DiagnosedError):
+                while not self.ends():
+                    found = await self._head()
+                    if found["head"] != known or since >= _BEAT_SECONDS:
+                        await self.gate.identify(request)
+                        known, since = found["head"], 0.0
+                        yield f"data: {json.dumps(found)}\n\n"
+                    await anyio.sleep(_LOOK_SECONDS)
+                    since += _LOOK_SECONDS
         finally:
-            self._streams -= 1
+            self._streams[place] -= 1
+            self._streams += Counter()  # without those that are zero
 
     # --- Actions ---
 
