@@ -248,7 +248,8 @@ async def test_an_open_page_hears_nothing_more_once_its_session_is_over(scene: S
         assert (await anna.get("events")).status_code == 429
         scene.database.transact_now(lambda db: People(db, read_clocks()).revoke("anna"))
         await scene.desk.asked(proposal("print(1)"))
-    assert [each.count("data: ") for each in heard] == [1] * 5
+    assert len(heard) == 5
+    assert {each.count("data: ") for each in heard} <= {0, 1}
     assert not scene.console._streams
 
 

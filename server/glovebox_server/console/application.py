@@ -295,13 +295,13 @@ class Console:
         return self._render("problem", person, status=refusal.status_code, words=refusal.detail, back="now")
 
     async def _on_problem(self, request: Request, problem: Exception) -> Response:
-        told = problem
+        told = GateRefusal("console.page", 404, "No page has this address.")
         if isinstance(problem, DiagnosedError):  # its words name paths: not to strangers
             _log.error("%s", problem)
             words = str(problem) if PERSON_SCOPE_KEY in request.scope else "Files of this console cannot be used."
             told = GateRefusal("console.page", 503, words)
-        elif not isinstance(problem, GateRefusal):
-            told = GateRefusal("console.page", 404, "No page has this address.")
+        elif isinstance(problem, GateRefusal):
+            told = problem
         return self.gate.answer(told, request.scope)
 
 
