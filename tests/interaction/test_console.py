@@ -4,10 +4,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from urllib.parse import quote
 
+import anyio
 import httpx2
 import pytest
 from tests.fixtures.approving import Desk, HostClock, a_desk, again, proposal
@@ -17,7 +20,7 @@ from tests.fixtures.leftovers import until
 from glovebox_audit.chain import Record, draft, new_call_id
 from glovebox_audit.events import CallDecided
 from glovebox_audit.verify import verify
-from glovebox_server.console import people
+from glovebox_server.console import people, views
 from glovebox_server.console.application import Console
 from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES
 from glovebox_server.console.people import LINK_MS, SESSION_MS, People, Role
@@ -171,6 +174,27 @@ async def test_nothing_is_shown_without_the_session_of_its_path(page: str, scene
         assert (await anna.get(page)).status_code in {200, 404}
 
 
+async def test_what_cannot_be_read_is_said_without_a_path_to_strangers(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A path of other letters is nobody's; the console goes on, and records what it refused once it can."""
+    anna, place = await scene.entered(), str(scene.desk.state)
+    cookie = {"Cookie": "; ".join(f"{each.name}={each.value}" for each in anna.client.cookies.jar)}
+    assert (await scene.client().get("/é/now", headers=cookie)).status_code == 401
+    keys, log, kept = (scene.desk.state / name for name in ("keys", "audit", "governance/console.sqlite"))
+    keys.chmod(0o777)
+    await scene.console.gate.refusals.record(scene.console)
+    assert scene.console.gate.refusals._new == {("", "console.session"): 1}
+    keys.chmod(0o700)
+    log.rename(log.with_name("away"))
+    answer = await anna.get("call/c_0")
+    assert (answer.status_code, f"read the audit log in {log}" in answer.text) == (503, True)
+    kept.rename(kept.with_name("away"))
+    answer = await anna.get("now")
+    assert (answer.status_code, place in answer.text) == (503, False)
+    assert place in caplog.text
+
+
 async def test_a_revoked_session_and_one_that_was_left_are_over(scene: Scene) -> None:
     """All of a name's, and one alone; a later link of the same name works."""
     first, second = await scene.entered("anna"), await scene.entered("anna")
@@ -208,6 +232,25 @@ async def test_a_form_of_another_page_does_nothing(
     right = await anna.client.post(f"{anna.place}/stop", data=data, headers=HERE)
     assert right.status_code == 303
     assert stops.stops_of(scene.desk.state).read().items
+
+
+async def test_an_open_page_hears_nothing_more_once_its_session_is_over(scene: Scene) -> None:
+    """Five of a session do, so that a browser has a connection left for what they load; a sixth is told so."""
+    anna, heard = await scene.entered(), list[str]()
+
+    async def hear() -> None:
+        heard.append((await anna.get("events")).text)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(hear)
+        await until(lambda: scene.console._streams.total() == 5)
+        assert (await anna.get("events")).status_code == 429
+        scene.database.transact_now(lambda db: People(db, read_clocks()).revoke("anna"))
+        await scene.desk.asked(proposal("print(1)"))
+    assert len(heard) == 5
+    assert {each.count("data: ") for each in heard} <= {0, 1}
+    assert not scene.console._streams
 
 
 async def test_a_forged_form_is_refused_by_its_token(scene: Scene) -> None:
@@ -291,6 +334,19 @@ async def test_those_alike_stand_together_and_each_is_answered_by_itself(scene: 
     assert "Of 1 question in seven days you said yes to 1, half of them within 0 s." in page
 
 
+async def test_a_program_has_colours_unless_a_line_of_it_would_keep_others_waiting(scene: Scene) -> None:
+    """For this one the lexer takes nine seconds, at each look at the page; a shorter one is the control."""
+    for zeros, coloured in ((19_000, False), (200, True)):
+        question = await scene.desk.asked(proposal(f'"%{"0" * zeros}'))
+        page = await (await scene.entered()).shown("waiting")
+        assert ('<span class="string">' in page) is coloured
+        assert "0" * zeros in page
+        await scene.desk.answer(question, allow=False)
+        looks = views._texts.cache_info().misses
+        await (await scene.entered()).shown("waiting")
+        assert views._texts.cache_info().misses == looks
+
+
 async def test_pages_come_before_any_server(tmp_path: Path) -> None:
     """Where there is no log yet, each says so."""
     state = tmp_path / "s"
@@ -311,17 +367,22 @@ async def test_a_no_has_its_reason(scene: Scene) -> None:
 
 
 async def test_a_stop_is_made_with_a_reason_and_lifted(scene: Scene) -> None:
-    """By name; the page asks before, tells afterwards, and shows what is stopped."""
-    anna = await scene.entered()
-    assert "Stop principal token:ci?" in await anna.shown("stop?scope=principal&name=token%3Aci")
-    refused = await anna.post("stop", scope="principal", name="token:ci", because=" ")
+    """By name, as it is: the page asks before, tells afterwards, and shows what is stopped."""
+    anna, name = await scene.entered(), 'token:ci"\u05d0'
+    page = await anna.shown(f"stop?scope=principal&name={quote(name)}")
+    assert "Stop principal token:ci&#34;⟪U+05D0⟫?" in page
+    (given,) = re.findall('name="name" value="(.*?)"', page)
+    refused = await anna.post("stop", scope="principal", name=name, because=" ")
     assert refused.status_code == 400
-    made = await anna.post("stop", scope="principal", name="token:ci", because="It sends mail.")
+    made = await anna.post("stop", scope="principal", name=unescape(given), because="It sends mail.")
     assert made.status_code == 303
+    renewed = await anna.client.get(f"{anna.place}/now", headers={"Sec-Fetch-Mode": "cors"})
+    assert "is stopped" not in renewed.text  # it is for the page that comes next
     page = await anna.shown("now")
-    assert "principal token:ci is stopped" in page
+    assert "principal token:ci&#34;⟪U+05D0⟫ is stopped" in page
     assert "It sends mail." in page
     ((stop),) = stops.stops_of(scene.desk.state).read().items
+    assert stop.name == name
     assert scene.last("stop.made").data["by"] == "console:anna" == stop.by
     assert (await anna.post("resume", stop=stop.id)).status_code == 303
     assert not stops.stops_of(scene.desk.state).read().items
@@ -363,6 +424,7 @@ async def test_calls_are_found_and_told(scene: Scene) -> None:
     anna = await scene.entered()
     page = await anna.shown("history")
     assert [page.index(each) for each in ids] == sorted((page.index(each) for each in ids), reverse=True)
+    assert 'value="\u05d0"' in await anna.shown("history?principal=\u05d0")  # as it is typed
     only = await anna.shown("history?principal=token%3A1")
     assert [each in only for each in ids] == [False, True, False]
     assert "token:1" in await anna.shown(f"call/{ids[1]}")

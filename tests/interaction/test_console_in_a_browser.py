@@ -17,9 +17,12 @@ from tests.interaction.test_console import Scene, decided
 from tests.must_run import unusable
 
 from glovebox_audit.chain import draft, new_call_id
+from glovebox_audit.events import ReceiptSigned
 from glovebox_server.console import people
 from glovebox_server.console.application import Console
-from glovebox_server.console.people import Role
+from glovebox_server.console.people import People, Role
+from glovebox_server.guards.budgets.spending import read_clocks
+from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
 from glovebox_server.transport.serve import open_listener, url_of
 
@@ -159,9 +162,11 @@ async def test_a_question_comes_by_itself_and_is_answered_by_keyboard(browser: B
         await page.get_by_label("Yes, once").focus()
         await page.keyboard.press("Enter")  # of a form without a choice: the browser asks for one
         assert await scene.desk.state_of(question) == "pending"
-        await page.get_by_label("Reason for a no").fill("half a reason")
+        await page.get_by_label("Reason for a no").focus()
+        await page.keyboard.type("half a ")
         other = await scene.desk.asked(proposal("print(2)"))
         await page.get_by_text(f"May {other.id} run?").wait_for()
+        await page.keyboard.type("reason")
         assert await page.locator(f"[data-key={question.id}] input[name=reason]").input_value() == "half a reason"
         card = page.locator(f"[data-key={question.id}]")
         await card.get_by_label("Yes, once").focus()
@@ -173,22 +178,66 @@ async def test_a_question_comes_by_itself_and_is_answered_by_keyboard(browser: B
 
 
 async def test_a_question_that_is_settled_elsewhere_says_so(browser: Browser, tmp_path: Path) -> None:
-    """Also to somebody who is writing a reason."""
+    """Also to somebody who wrote a reason, and to a reader, in a browser without Trusted Types that keeps nothing."""
+    plain = await browser.new_context(bypass_csp=True)
+    refuses = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no') }})"
+    await plain.add_init_script(f"delete window.trustedTypes; {refuses}")
     async with _served(tmp_path) as (scene, url, _):
         question = await scene.desk.asked(proposal("print(1)"))
-        page = await _enter(scene, url, browser, "approver")
-        await _go(page, "waiting")
+        page, reader = await _enter(scene, url, browser, "approver"), await _enter(scene, url, plain, "viewer")
+        for each in (page, reader):
+            await _go(each, "waiting")
         await page.get_by_label("Reason for a no").fill("half a reason")
+        await page.locator("h1").click()
+        await reader.locator("section pre").first.focus()
         await scene.desk.answer(question, allow=False)
-        await page.get_by_text("This was settled elsewhere").wait_for()
+        for each in (page, reader):
+            await each.get_by_text("This was settled elsewhere").wait_for()
+        other = await scene.desk.asked(proposal("print(2)"))
+        await page.get_by_text(f"May {other.id} run?").wait_for()
+        assert await page.get_by_text("This was settled elsewhere").count() == 1
+        assert await page.get_by_text("denied: run_python").count() == 1
 
 
-async def test_a_page_that_hears_nothing_turns_red(browser: Browser, tmp_path: Path) -> None:
-    """Within six seconds of the console's end; before, it has the head of the log."""
+@pytest.mark.parametrize(
+    ("signed", "changed", "said"),
+    [
+        ('{"predicate": {"call": {"id": "ID"}}}', {}, "Its receipt is signed, for this call."),
+        ('{"predicate": {"call": {"id": "c_0"}}}', {}, "Its receipt is of another call, c_0."),
+        ('{"predicate": {"call": {"id": "ID"}}}', {"payloadType": "x"}, "does NOT fit"),
+        ('{"predicate": {"call": {"id": "ID"}}}', {"signatures": [{"keyid": "x"}]}, "another key now than then"),
+        ('{"predicate": {"call": {"id": "ID"}}}', {"payload": "%"}, "Its receipt was not checked: "),
+        ("{}", {}, "Its receipt was not checked: "),
+    ],
+)
+async def test_a_receipt_is_checked_by_the_browser(
+    signed: str, changed: dict[str, Any], said: str, browser: Browser, tmp_path: Path
+) -> None:
+    """Only one that fits, and is of the call, is green."""
+    async with _served(tmp_path) as (scene, url, _):
+        call, signer = new_call_id(), Signer.load(scene.desk.state)
+        envelope = signer.sign(signed.replace("ID", call).encode()) | changed
+        receipt = ReceiptSigned(call_id=call, digest="sha256:0", key=signer.key_id, envelope=envelope)
+        await scene.desk.audit.append_all([draft(decided(call)), draft(receipt)])
+        page = await _enter(scene, url, browser)
+        await _go(page, f"call/{call}")
+        await page.locator("#receipt", has_text=said).wait_for()
+        assert await page.locator("#receipt.green").count() == said.endswith("for this call.")
+
+
+@pytest.mark.parametrize("lost", ["console", "session", "questions"])
+async def test_a_page_that_hears_nothing_turns_red(lost: str, browser: Browser, tmp_path: Path) -> None:
+    """Within six seconds of the end of what it shows; before, it has the head of the log."""
     async with _served(tmp_path) as (scene, url, server):
         await _fill(scene)
         page = await _enter(scene, url, browser)
         assert ":" in await page.locator("#head").inner_text()
         assert await page.locator("#alive.stale").count() == 0
-        server.should_exit = True
+        if lost == "console":
+            server.should_exit = True
+        elif lost == "session":
+            await scene.database.transact(lambda db: People(db, read_clocks()).revoke("anna"))
+        else:
+            await _go(page, "waiting")
+            (scene.desk.state / "governance" / "approvals.sqlite").write_bytes(b"")
         await page.locator("#alive.stale").wait_for(timeout=8000)

@@ -1,9 +1,11 @@
 """The console's pages over HTTP: who may see and do what, and what is done. See ``gate`` for what keeps others out."""
 
 import json
+import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +25,10 @@ from starlette.staticfiles import StaticFiles
 from glovebox_audit import events
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.event import Event
+from glovebox_audit.place import AuditError
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
-from glovebox_server.console.gate import COOKIE, ConsoleGate, derived, read_form
+from glovebox_server.console.gate import COOKIE, PERSON_SCOPE_KEY, ConsoleGate, derived, read_form
 from glovebox_server.console.live import LiveCalls
 from glovebox_server.console.people import SESSION_MS, People, Person, Role
 from glovebox_server.console.views import View, Views, words_of
@@ -35,18 +38,22 @@ from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import read_clocks
 from glovebox_server.guards.stops import stops
 from glovebox_server.receipts import bundling
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.stores.database import Database
 from glovebox_server.transport.oauth.authority import GateRefusal
 from glovebox_server.upkeep import stopping
 from glovebox_server.upkeep.log import recording
 
+_log = logging.getLogger(__name__)
 _HERE: Final = Path(__file__).parent
 _LOOK_SECONDS: Final = 0.25
 """Between two looks for news: what waits is on the page within a quarter of a second."""
 _BEAT_SECONDS: Final = 2.0
 """Between two signs of life; a page says so when none came for five seconds."""
 _MAX_STREAMS: Final = 32
+_MAX_OF_SESSION: Final = 5
+"""Of a browser's six connections to one address: the last one is for what it loads."""
 _CALL: Final = re.compile(r"c_[0-9a-z]{1,26}", re.ASCII)
 
 Act = Callable[[Person, Mapping[str, str]], str]
@@ -63,7 +70,8 @@ class Console:
     live: LiveCalls = field(init=False)
     ends: Callable[[], bool] = lambda: False
     """Returns true once the server is to end: streams end first."""
-    _streams: int = 0
+    _streams: Counter[str] = field(default_factory=Counter)
+    """By session: its pages that hear what is new."""
     _done: dict[str, str] = field(default_factory=dict)
     """By session: what its last action came to, for its next page."""
 
@@ -99,7 +107,7 @@ class Console:
                 Route("/{place}/resume", self._action("operator", "now", self._resume), methods=["POST"]),
                 Route("/{place}/leave", self._leave, methods=["POST"]),
             ],
-            exception_handlers={HTTPException: self._on_problem},
+            exception_handlers={HTTPException: self._on_problem, DiagnosedError: self._on_problem},
             lifespan=self._running,
         )
 
@@ -114,7 +122,10 @@ class Console:
 
     async def append(self, event: Event) -> None:
         """Write an event to the audit log; see ``Refusals``."""
-        await anyio.to_thread.run_sync(self._record, event)
+        try:
+            await anyio.to_thread.run_sync(self._record, event)
+        except SecretFileError as problem:  # of the key that signs the log's segments
+            raise AuditError("write to the audit log", str(problem), "") from problem
 
     def _record(self, event: Event) -> None:
         with recording(self.settings) as record:
@@ -161,7 +172,8 @@ class Console:
                 done, most = self.live.indexing
                 return self._render("indexing", person, done=f"{done / most:.0%} of {most // 2**20} MiB")
             try:
-                found = await anyio.to_thread.run_sync(view, person, request.query_params)
+                head = await self._head()  # before: what comes in between is news to the page
+                found = head | await anyio.to_thread.run_sync(view, person, request.query_params)
             except (DiagnosedError, ValueError) as problem:
                 raise GateRefusal("console.page", 400, str(problem)) from None
             return await self._shown_page(name, request, person, found)
@@ -173,7 +185,7 @@ class Console:
         found = await anyio.to_thread.run_sync(self._views.call, name) if _CALL.fullmatch(name) else None
         if found is None:
             raise GateRefusal("console.page", 404, "No call, or more than one, has an id that begins so.")
-        return await self._shown_page("call", request, person, found)
+        return await self._shown_page("call", request, person, await self._head() | found)
 
     async def _bundle(self, request: Request) -> Response:
         await self.gate.identify(request)
@@ -187,32 +199,42 @@ class Console:
         attached = f'attachment; filename="{name}.bundle"'
         return Response(content, media_type="application/octet-stream", headers={"Content-Disposition": attached})
 
+    async def _head(self) -> View:
+        return await anyio.to_thread.run_sync(self._views.head)
+
     async def _shown_page(self, name: str, request: Request, person: Person, found: View) -> Response:
-        head = await anyio.to_thread.run_sync(self._views.head)
-        token = derived(request.cookies[COOKIE], "form")
-        done = self._done.pop(request.path_params["place"], "")
-        return self._render(name, person, page=name, token=token, done=done, **{**head, **found})
+        token, looks = derived(request.cookies[COOKIE], "form"), request.headers.get("sec-fetch-mode") == "cors"
+        # An open page that renews itself must not take the sentence that is for another.
+        done = "" if looks else self._done.pop(request.path_params["place"], "")
+        return self._render(name, person, page=name, token=token, done=done, **found)
 
     async def _events(self, request: Request) -> Response:
         await self.gate.identify(request)
-        if self._streams >= _MAX_STREAMS:
+        if self._streams.total() >= _MAX_STREAMS or self._streams[request.path_params["place"]] >= _MAX_OF_SESSION:
             raise GateRefusal("console.streams", 429, "Too many pages of this console are open.")
-        return StreamingResponse(self._beats(), media_type="text/event-stream")
+        return StreamingResponse(self._beats(request), media_type="text/event-stream")
 
-    async def _beats(self) -> AsyncIterator[str]:
-        """Yield a sign of life with the head of the log at each change, and every two seconds."""
-        self._streams += 1
+    async def _beats(self, request: Request) -> AsyncIterator[str]:
+        """Yield a sign of life with the head of the log at each change, and every two seconds, until the session ends.
+
+        So a page whose session is over hears nothing more.
+        """
+        place = request.path_params["place"]
+        self._streams[place] += 1
         try:
             known, since = "", 0.0
-            while not self.ends():
-                found = await anyio.to_thread.run_sync(self._views.head)
-                if found["head"] != known or since >= _BEAT_SECONDS:
-                    known, since = found["head"], 0.0
-                    yield f"data: {json.dumps(found)}\n\n"
-                await anyio.sleep(_LOOK_SECONDS)
-                since += _LOOK_SECONDS
+            with suppress(GateRefusal, DiagnosedError):
+                while not self.ends():
+                    found = await self._head()
+                    if found["head"] != known or since >= _BEAT_SECONDS:
+                        await self.gate.identify(request)
+                        known, since = found["head"], 0.0
+                        yield f"data: {json.dumps(found)}\n\n"
+                    await anyio.sleep(_LOOK_SECONDS)
+                    since += _LOOK_SECONDS
         finally:
-            self._streams -= 1
+            self._streams[place] -= 1
+            self._streams += Counter()  # without those that are zero
 
     # --- Actions ---
 
@@ -273,8 +295,14 @@ class Console:
         return self._render("problem", person, status=refusal.status_code, words=refusal.detail, back="now")
 
     async def _on_problem(self, request: Request, problem: Exception) -> Response:
-        missing = GateRefusal("console.page", 404, "No page has this address.")
-        return self.gate.answer(problem if isinstance(problem, GateRefusal) else missing, request.scope)
+        told = GateRefusal("console.page", 404, "No page has this address.")
+        if isinstance(problem, DiagnosedError):  # its words name paths: not to strangers
+            _log.error("%s", problem)
+            words = str(problem) if PERSON_SCOPE_KEY in request.scope else "Files of this console cannot be used."
+            told = GateRefusal("console.page", 503, words)
+        elif isinstance(problem, GateRefusal):
+            told = problem
+        return self.gate.answer(told, request.scope)
 
 
 def _shown(value: object) -> object:

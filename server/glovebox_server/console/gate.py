@@ -90,7 +90,8 @@ class ConsoleGate:
         """Put the person whose session it is into the scope, and return them. Raises GateRefusal."""
         secret = request.cookies.get(COOKIE, "")
         person = await self.database.query(lambda db: People(db, read_clocks()).find(secret)) if secret else None
-        if person is None or not hmac.compare_digest(derived(secret, "path"), request.path_params["place"]):
+        place = request.path_params["place"]
+        if person is None or not hmac.compare_digest(derived(secret, "path").encode(), place.encode()):
             words = "This needs a session: have a link made with `glovebox console link`, and open it."
             raise GateRefusal("console.session", 401, words)
         request.scope[PERSON_SCOPE_KEY] = person

@@ -8,7 +8,9 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 MAX_CHARACTERS: Final = 20_000
-"""Longer programs have no colours: a lexer's time is not bounded by their length alone."""
+"""Longer programs have no colours."""
+MAX_COLUMNS: Final = 300
+"""Nor have those with a longer line: for some lines a lexer takes the square of their length."""
 _CLASSES: Final = (
     (Comment, "comment"), (String, "string"), (Keyword, "keyword"), (Operator.Word, "keyword"), (Number, "literal"),
     (Name.Builtin, "builtin"),
@@ -18,7 +20,7 @@ _CLASSES: Final = (
 def highlighted(lines: Sequence[str]) -> list[Markup]:
     """Return the lines of a program as HTML."""
     text = "\n".join(lines)
-    short = len(text) <= MAX_CHARACTERS
+    short = len(text) <= MAX_CHARACTERS and max(map(len, lines)) <= MAX_COLUMNS
     tokens = [*PythonLexer(ensurenl=False, stripnl=False).get_tokens(text)] if short else []
     if "".join(value for _, value in tokens) != text:
         return [escape(line) for line in lines]

@@ -1,6 +1,7 @@
 """Find what each page shows, in the audit log, its index and the stores. Blocking: a worker thread calls it."""
 
 import base64
+import functools
 import json
 import shutil
 import statistics
@@ -234,11 +235,16 @@ def _question(each: Standing) -> View:
         "principal": question.subject.principal, "tool": question.subject.tool, "callers": each.callers,
         "left": max(0, round(each.left)), "made": _clock(question.made), "folder": question.folder,
         "may_run": question.asked.reach == "run", "answers": each.answers,
-        "facts": [*map(escape, facts_of(question))],
-        "program": _program(question),
+        **_texts(question),
         "version": f"{each.state} {len(each.answers)} {each.callers}", "used_by": each.used_by,
         "wants": (question.subject.tool, question.subject.arguments),
     }  # fmt: skip
+
+
+@functools.lru_cache(maxsize=128)
+def _texts(question: Question) -> View:
+    """Return what a question says, made once: open pages ask for it every two seconds."""
+    return {"facts": [*map(escape, facts_of(question))], "program": _program(question)}
 
 
 def _program(question: Question) -> list[Markup]:

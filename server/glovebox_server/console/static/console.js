@@ -2,52 +2,61 @@
 // What changes while a page is open: its live parts, the sign of life, and the check of a receipt.
 
 const STALE_MS = 5000;
-const policy = trustedTypes?.createPolicy("glovebox", { createHTML: (html) => html });
+// Not every browser has Trusted Types.
+const policy = globalThis.trustedTypes?.createPolicy("glovebox", { createHTML: (html) => html });
 const alive = document.getElementById("alive");
+const parts = [...document.querySelectorAll("[data-live]")];
 let heard = Date.now();
 let loading = false;
+let problem = false;
 
 // The server has escaped all text in its pages; nothing else comes through here.
 function parse(html) {
   return new DOMParser().parseFromString(policy ? policy.createHTML(html) : html, "text/html");
 }
 
-// Keep what has not changed, so that nobody loses what they have typed.
+// Keep what has not changed, where it is, so that nobody loses what they have typed, or their place.
 function renew(old, fresh) {
+  const focused = document.activeElement;
   const known = new Map([...old.children].map((each) => [each.dataset.key, each]));
-  for (const each of fresh.children) {
+  const wanted = [...fresh.children].map((each) => {
     const before = known.get(each.dataset.key);
-    known.delete(each.dataset.key);
-    if (before && before.dataset.version === each.dataset.version) {
-      old.append(before);
-    } else if (before?.contains(document.activeElement) && before.querySelector("form")) {
-      old.append(before);
-    } else {
-      before?.remove();
-      old.append(document.importNode(each, true));
-    }
-  }
+    const stays = before && (before.dataset.version === each.dataset.version || inUse(before));
+    if (stays) known.delete(each.dataset.key);
+    return stays ? before : document.importNode(each, true);
+  });
   for (const gone of known.values()) {
-    if (gone.contains(document.activeElement)) {
-      settle(gone);
-    } else {
-      gone.remove();
-    }
+    if (inUse(gone)) settle(gone);
+    else gone.remove();
   }
+  let at = old.firstElementChild;
+  for (const each of wanted) {
+    while (at && !wanted.includes(at)) at = at.nextElementSibling;
+    if (each === at) at = at.nextElementSibling;
+    else old.insertBefore(each, at);
+  }
+  if (old.contains(focused)) focused.focus({ preventScroll: true });
+}
+
+function inUse(card) {
+  const changed = (each) => each.checked !== each.defaultChecked || each.value !== each.defaultValue;
+  return card.contains(document.activeElement) || card.dataset.over || [...card.querySelectorAll("input")].some(changed);
 }
 
 function settle(card) {
-  card.querySelector("form")?.replaceWith(Object.assign(document.createElement("p"), {
-    className: "alarm", textContent: "This was settled elsewhere: nothing is left to answer here.",
-  }));
+  if (card.querySelector(".alarm")) return;
+  const form = card.querySelector("form");
+  const words = "This was settled elsewhere, or has ended: nothing is left to answer here.";
+  card.append(Object.assign(document.createElement("p"), { className: "alarm", role: "alert", textContent: words }));
+  if (form) card.dataset.over = "yes";
+  form?.remove();
 }
 
 async function refresh() {
-  const parts = [...document.querySelectorAll("[data-live]")];
-  if (!parts.length || loading) return;
+  if (loading) return;
   loading = true;
   try {
-    const answer = await fetch(location.href, { credentials: "same-origin" });
+    const answer = await fetch(location.href, { credentials: "same-origin", signal: AbortSignal.timeout(STALE_MS) });
     if (!answer.ok) return;
     const fresh = parse(await answer.text());
     for (const part of parts) {
@@ -55,26 +64,29 @@ async function refresh() {
       if (found) renew(part, found);
     }
     document.title = fresh.title;
+    hear(fresh.getElementById("time").textContent, fresh.getElementById("head").textContent);
   } finally {
     loading = false;
   }
 }
 
+// A page with live parts is as old as they are.
 function beat(message) {
   const said = JSON.parse(message.data);
-  const changed = document.getElementById("head").textContent !== (said.head || "no record");
+  problem = Boolean(said.problem);
+  if (parts.length) refresh();
+  else hear(said.time, said.head || "no record");
+}
+
+function hear(time, head) {
   heard = Date.now();
-  document.getElementById("time").textContent = said.time;
-  document.getElementById("head").textContent = said.head || "no record";
-  alive.classList.toggle("stale", Boolean(said.problem));
-  if (changed || document.querySelector('[data-live="now"]')) refresh();
+  document.getElementById("time").textContent = time;
+  document.getElementById("head").textContent = head;
+  look();
 }
 
 function look() {
-  if (Date.now() - heard > STALE_MS) {
-    alive.classList.add("stale");
-    alive.dataset.lost = "yes";
-  }
+  alive.classList.toggle("stale", problem || Date.now() - heard > STALE_MS);
 }
 
 function bytes(base64) {
@@ -83,19 +95,22 @@ function bytes(base64) {
 
 // DSSE, version 1: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md
 async function checkReceipt(element) {
-  const envelope = JSON.parse(element.dataset.envelope);
-  const payload = bytes(envelope.payload);
-  const kind = envelope.payloadType;
-  const begin = new TextEncoder().encode(`DSSEv1 ${kind.length} ${kind} ${payload.length} `);
-  const signed = new Uint8Array([...begin, ...payload]);
   let words = "The signature of its receipt does NOT fit: the receipt, or the log, was changed.";
   let fits = false;
   try {
+    const envelope = JSON.parse(element.dataset.envelope);
+    const payload = bytes(envelope.payload);
+    const kind = envelope.payloadType;
+    const begin = new TextEncoder().encode(`DSSEv1 ${kind.length} ${kind} ${payload.length} `);
+    const signed = new Uint8Array([...begin, ...payload]);
     const key = await crypto.subtle.importKey("spki", bytes(element.dataset.key), "Ed25519", false, ["verify"]);
-    fits = await crypto.subtle.verify("Ed25519", key, bytes(envelope.signatures[0].sig), signed);
-    const about = JSON.parse(new TextDecoder().decode(payload)).predicate.call.id;
-    if (fits && about === element.dataset.call) words = "Its receipt is signed, for this call.";
-    else if (fits) fits = false, words = `Its receipt is of another call, ${about}.`;
+    if (envelope.signatures[0].keyid !== element.dataset.id) {
+      words = "Its receipt was not checked: this server has another key now than then.";
+    } else if (await crypto.subtle.verify("Ed25519", key, bytes(envelope.signatures[0].sig), signed)) {
+      const about = JSON.parse(new TextDecoder().decode(payload)).predicate.call.id;
+      fits = about === element.dataset.call;
+      words = fits ? "Its receipt is signed, for this call." : `Its receipt is of another call, ${about}.`;
+    }
   } catch (problem) {
     words = `Its receipt was not checked: ${problem.message}`;
   }
@@ -104,9 +119,10 @@ async function checkReceipt(element) {
 }
 
 if (alive) {
-  localStorage.setItem("place", location.pathname.split("/")[1]);
   new EventSource(alive.dataset.events).onmessage = beat;
   setInterval(look, 1000);
 }
 const receipt = document.getElementById("receipt");
 if (receipt) checkReceipt(receipt);
+// Last: a browser that keeps nothing refuses this.
+if (alive) localStorage.setItem("place", location.pathname.split("/")[1]);
