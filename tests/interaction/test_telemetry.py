@@ -233,7 +233,7 @@ scrape_configs: [{{job_name: glovebox, static_configs: [{{targets: ["{target}"]}
 
 
 async def test_every_query_of_the_dashboard_returns_data(tmp_path: Path) -> None:
-    """From Debian's Prometheus, which scrapes a server that made a call; the alert rules load, and none is broken."""
+    """From Debian's Prometheus, which scrapes a server that made a call; its checker finds no fault either."""
     program = shutil.which("prometheus")
     if program is None:
         unusable("prometheus", "there is no prometheus: install Debian's")
@@ -243,6 +243,10 @@ async def test_every_query_of_the_dashboard_returns_data(tmp_path: Path) -> None
     async with served(tmp_path / "s", "http", metrics="loopback") as server, httpx2.AsyncClient() as http:
         async with server.client("http", "legacy") as client:
             await client.call_tool("run_python", {"code": "1"})
+        text = (await http.get(f"{server.url}/metrics")).text
+        for words, given in ((["metrics"], text), (["rules", str(files / "alerts.yml")], "")):
+            checked = await anyio.run_process(["promtool", "check", *words], input=given.encode(), check=False)
+            assert (checked.returncode, checked.stderr) == (0, b""), checked.stdout + checked.stderr
         asked = EgressDecided(
             call_id="c", scheme="https", host="a.b", port=443, asked_digest="d", effect="allow", rule="r"
         )  # fmt: skip

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-import subprocess  # noqa: TID251 - a process that is killed, and promtool
+import subprocess  # noqa: TID251 - a process that is killed
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, started
-from tests.must_run import unusable
 from tests.unit.test_segment_retention import make_old, retain
 
 from glovebox_audit import events, read
@@ -188,7 +187,7 @@ async def test_no_name_makes_a_series(tmp_path: Path) -> None:
 
 
 def test_what_prometheus_reads() -> None:
-    """The whole text; promtool has nothing to say, where it is."""
+    """The whole text. Another test has promtool read a server's."""
     client, counts = 'a\\b"c\nd', (1, *[0] * (len(BOUNDS) - 1), 2)
     text = prometheus.written([
         Series(names.CALLS, {"tool_name": "run_python", "client_id": client, "status": "error"}, 3),
@@ -210,25 +209,11 @@ def test_what_prometheus_reads() -> None:
         "glovebox_servers 2\n"
     )
     assert BOUNDS[0] == 0.001
-    promtool("check", "metrics", given=text)
 
 
 SHIPPED = Path(prometheus.__file__).parent
 RULES = SHIPPED / "alerts.yml"
 DASHBOARD = json.loads((SHIPPED / "grafana.json").read_text())
-
-
-def promtool(*words: str, given: str = "") -> None:
-    """Have promtool check something; skip where there is none."""
-    program = shutil.which("promtool")
-    if program is None:
-        unusable("prometheus", "there is no promtool: install Debian's prometheus")
-    done = subprocess.run([program, *words], input=given, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.replace("SUCCESS", "")) == (0, ""), done.stdout + done.stderr
-
-
-def test_the_alert_rules_are_sound() -> None:
-    promtool("check", "rules", str(RULES))
 
 
 @pytest.mark.parametrize(
