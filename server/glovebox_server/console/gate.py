@@ -26,10 +26,12 @@ from glovebox_server.console.people import People, Person, Role
 from glovebox_server.guards.budgets.spending import read_clocks
 from glovebox_server.requests import Refusals
 from glovebox_server.stores.database import Database
+from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 from glovebox_server.transport.oauth.authority import GateRefusal
 
 COOKIE: Final = "glovebox_session"
-PERSON_SCOPE_KEY: Final = "glovebox.person"
+PERSON_SCOPE_KEY: Final = PRINCIPAL_SCOPE_KEY
+"""That of callers: connections of a session do not give way to those of strangers."""
 MAX_FORM_BYTES: Final = 64 * 1024
 _FORM_SECONDS: Final = 10.0
 _MAX_FIELDS: Final = 32
