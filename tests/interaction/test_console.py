@@ -24,7 +24,7 @@ from glovebox_audit.events import CallDecided
 from glovebox_audit.verify import verify
 from glovebox_server.console import people, serve, views
 from glovebox_server.console.application import Console
-from glovebox_server.console.gate import COOKIE, HEADERS, MAX_FORM_BYTES, derived
+from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES, cookie_of, derived
 from glovebox_server.console.highlight import MAX_CHARACTERS
 from glovebox_server.console.people import LINK_MS, SESSION_MS, People, Role
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
@@ -117,6 +117,8 @@ async def test_a_link_begins_one_session_and_looking_at_it_uses_nothing_up(scene
     first = await client.post("/enter", data={"link": secret}, headers=HERE)
     assert first.status_code == 303
     cookie = first.headers["set-cookie"]
+    # Its name is as unguessable as its path: a server on another port can set none that would be read for it.
+    assert cookie.startswith(f"glovebox_{first.headers['location'][1:33]}=")
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert f"Path={first.headers['location'].removesuffix('now')}" in cookie
@@ -170,8 +172,9 @@ async def test_nothing_is_shown_without_the_session_of_its_path(page: str, scene
     """Neither without a cookie nor with another session's; the control is the session itself."""
     anna, ben = await scene.entered("anna"), await scene.entered("ben")
     stranger = await scene.client().get(f"{anna.place}/{page}")
-    cookies = "; ".join(f"{each.name}={each.value}" for each in ben.client.cookies.jar)
-    other = await scene.client().get(f"{anna.place}/{page}", headers={"Cookie": cookies})
+    (cookie,) = ben.client.cookies.jar
+    theirs = {"Cookie": f"{cookie_of(anna.place[1:])}={cookie.value}; {cookie.name}={cookie.value}"}
+    other = await scene.client().get(f"{anna.place}/{page}", headers=theirs)
     assert (stranger.status_code, other.status_code) == (401, 401)
     assert scene.console.gate.refusals.totals == {"console.session": 2}
     if page != "events":
@@ -183,8 +186,9 @@ async def test_what_cannot_be_read_is_said_without_a_path_to_strangers(
 ) -> None:
     """A path of other letters is nobody's; the console goes on, and records what it refused once it can."""
     anna, place = await scene.entered(), str(scene.desk.state)
-    cookie = {"Cookie": "; ".join(f"{each.name}={each.value}" for each in anna.client.cookies.jar)}
-    assert (await scene.client().get("/é/now", headers=cookie)).status_code == 401
+    (cookie,) = anna.client.cookies.jar
+    sent = {b"Cookie": f"{cookie_of('é')}={cookie.value}".encode("latin-1")}
+    assert (await scene.client().get("/é/now", headers=sent)).status_code == 401
     keys, log, kept = (scene.desk.state / name for name in ("keys", "audit", "governance/console.sqlite"))
     keys.chmod(0o777)
     await scene.console.gate.refusals.record(scene.console)
@@ -485,8 +489,8 @@ async def test_a_served_console_is_nobody_elses(tmp_path: Path, monkeypatch: pyt
                 await strangers.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
             async with httpx2.AsyncClient(base_url=urls[0]) as client:
                 assert (await client.get("/enter")).status_code == 200
-                cookie = {"Cookie": f"{COOKIE}={session}"}
-                assert (await client.get(f"/{derived(session, 'path')}/now", headers=cookie)).status_code == 401
+                cookie = {"Cookie": f"{cookie_of(place := derived(session, 'path'))}={session}"}
+                assert (await client.get(f"/{place}/now", headers=cookie)).status_code == 401
                 assert (await client.get("/enter", headers={"Host": f"localhost:{port}"})).status_code == 421
         finally:
             servers[0].should_exit = True
