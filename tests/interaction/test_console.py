@@ -1,9 +1,11 @@
 """The console, page by page: who comes in, what they see, what they may do, and what is refused on record."""
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -325,6 +327,24 @@ async def test_a_question_is_answered_as_it_was_shown(scene: Scene) -> None:
     assert late.status_code == 409
     assert "used: run_python" in await anna.shown("waiting")
     assert verify(scene.desk.state / "audit").ok
+
+
+async def test_those_who_act_at_the_same_moment_are_all_on_record(scene: Scene) -> None:
+    """Of answers to one question the first counts, and the others are told so."""
+    question = await scene.desk.asked(proposal("print(1)"))
+    people = [await scene.entered(name, "operator") for name in ("anna", "ben", "cleo", "dan")]
+    came = list[int]()
+
+    async def act(number: int, page: str, **fields: str) -> None:
+        came.append((await people[number].post(page, **fields)).status_code)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            said = {"question": question.id, "digest": question.digest, "answer": "once"}
+            tasks.start_soon(partial(act, number, "answer", **said))
+            tasks.start_soon(partial(act, number, "stop", scope="run", name=f"r_{number}", because="x"))
+    assert sorted(came) == [303] * 5 + [409] * 3
+    assert Counter(scene.desk.kinds())["stop.made"] == 4
 
 
 async def test_those_alike_stand_together_and_each_is_answered_by_itself(scene: Scene) -> None:
