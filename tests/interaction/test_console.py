@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
@@ -16,7 +16,6 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-import uvicorn
 from tests.fixtures.approving import Desk, HostClock, a_desk, again, proposal
 from tests.fixtures.audit_logs import started
 from tests.fixtures.leftovers import until
@@ -24,16 +23,15 @@ from tests.fixtures.leftovers import until
 from glovebox_audit.chain import Record, draft, new_call_id
 from glovebox_audit.events import CallDecided
 from glovebox_audit.verify import verify
-from glovebox_server.console import people, serve, views
+from glovebox_server.console import people, views
 from glovebox_server.console.application import Console
-from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES, cookie_of, derived
+from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES, cookie_of
 from glovebox_server.console.highlight import MAX_CHARACTERS
 from glovebox_server.console.people import LINK_MS, SESSION_MS, People, Role
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.guards.stops import stops
 from glovebox_server.settings import Settings
 from glovebox_server.stores.database import Database
-from glovebox_server.transport import auth
 
 HOST = "127.0.0.1:8322"
 HERE = {"Origin": f"http://{HOST}"}
@@ -483,34 +481,3 @@ def decided(call_id: str, **said: Any) -> CallDecided:
     }
     digests = dict.fromkeys(("profile_digest", "arguments_digest"), "sha256:0")
     return CallDecided(**{**fields, **digests, **said}, call_id=call_id, effect="allow", arguments_bytes=1)
-
-
-async def test_a_served_console_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent strangers take no places, sessions of before are over, and `localhost` may be another user's."""
-    monkeypatch.setattr(auth, "MAX_CONNECTIONS", 20)
-    servers, urls = list[uvicorn.Server](), list[str]()
-
-    class Server(uvicorn.Server):
-        def __init__(self, config: uvicorn.Config) -> None:
-            super().__init__(config)
-            servers.append(self)
-
-    monkeypatch.setattr(uvicorn, "Server", Server)
-    (state := tmp_path / "s").mkdir(mode=0o700)
-    with people.opened(state) as database:
-        secret = database.transact_now(lambda db: People(db, read_clocks()).invite("anna", "viewer"))
-        session, _ = database.transact_now(lambda db: People(db, read_clocks()).enter(secret))
-    async with anyio.create_task_group() as tasks, AsyncExitStack() as strangers:
-        tasks.start_soon(anyio.to_thread.run_sync, serve.serve_console, Settings(state_dir=state), 0, urls.append)
-        try:
-            await until(lambda: servers and servers[0].started)
-            port = int(urls[0].rpartition(":")[2])
-            for _ in range(50):
-                await strangers.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
-            async with httpx2.AsyncClient(base_url=urls[0]) as client:
-                assert (await client.get("/enter")).status_code == 200
-                cookie = {"Cookie": f"{cookie_of(place := derived(session, 'path'))}={session}"}
-                assert (await client.get(f"/{place}/now", headers=cookie)).status_code == 401
-                assert (await client.get("/enter", headers={"Host": f"localhost:{port}"})).status_code == 421
-        finally:
-            servers[0].should_exit = True

@@ -89,7 +89,7 @@ class People:
         return self._person("session", session)
 
     def begin(self) -> None:
-        """End all sessions, as a console begins: whoever had its port in between may have been sent their secrets."""
+        """End all sessions, as a console begins: who had its port in between may have been sent their secrets."""
         self._db.execute("DELETE FROM entries WHERE kind = 'session'")
 
     def leave(self, session: str) -> None:
