@@ -1,9 +1,11 @@
 """The console, page by page: who comes in, what they see, what they may do, and what is refused on record."""
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from unittest.mock import Mock
 from urllib.parse import quote
 
 import anyio
+import anyio.to_thread
 import httpx2
 import pytest
 from tests.fixtures.approving import Desk, HostClock, a_desk, again, proposal
@@ -22,7 +25,8 @@ from glovebox_audit.events import CallDecided
 from glovebox_audit.verify import verify
 from glovebox_server.console import people, views
 from glovebox_server.console.application import Console
-from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES
+from glovebox_server.console.gate import HEADERS, MAX_FORM_BYTES, cookie_of
+from glovebox_server.console.highlight import MAX_CHARACTERS
 from glovebox_server.console.people import LINK_MS, SESSION_MS, People, Role
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.guards.stops import stops
@@ -113,6 +117,8 @@ async def test_a_link_begins_one_session_and_looking_at_it_uses_nothing_up(scene
     first = await client.post("/enter", data={"link": secret}, headers=HERE)
     assert first.status_code == 303
     cookie = first.headers["set-cookie"]
+    # Its name is as unguessable as its path: a server on another port can set none that would be read for it.
+    assert cookie.startswith(f"glovebox_{first.headers['location'][1:33]}=")
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert f"Path={first.headers['location'].removesuffix('now')}" in cookie
@@ -166,8 +172,9 @@ async def test_nothing_is_shown_without_the_session_of_its_path(page: str, scene
     """Neither without a cookie nor with another session's; the control is the session itself."""
     anna, ben = await scene.entered("anna"), await scene.entered("ben")
     stranger = await scene.client().get(f"{anna.place}/{page}")
-    cookies = "; ".join(f"{each.name}={each.value}" for each in ben.client.cookies.jar)
-    other = await scene.client().get(f"{anna.place}/{page}", headers={"Cookie": cookies})
+    (cookie,) = ben.client.cookies.jar
+    theirs = {"Cookie": f"{cookie_of(anna.place[1:])}={cookie.value}; {cookie.name}={cookie.value}"}
+    other = await scene.client().get(f"{anna.place}/{page}", headers=theirs)
     assert (stranger.status_code, other.status_code) == (401, 401)
     assert scene.console.gate.refusals.totals == {"console.session": 2}
     if page != "events":
@@ -179,8 +186,9 @@ async def test_what_cannot_be_read_is_said_without_a_path_to_strangers(
 ) -> None:
     """A path of other letters is nobody's; the console goes on, and records what it refused once it can."""
     anna, place = await scene.entered(), str(scene.desk.state)
-    cookie = {"Cookie": "; ".join(f"{each.name}={each.value}" for each in anna.client.cookies.jar)}
-    assert (await scene.client().get("/é/now", headers=cookie)).status_code == 401
+    (cookie,) = anna.client.cookies.jar
+    sent = {b"Cookie": f"{cookie_of('é')}={cookie.value}".encode("latin-1")}
+    assert (await scene.client().get("/é/now", headers=sent)).status_code == 401
     keys, log, kept = (scene.desk.state / name for name in ("keys", "audit", "governance/console.sqlite"))
     keys.chmod(0o777)
     await scene.console.gate.refusals.record(scene.console)
@@ -319,6 +327,24 @@ async def test_a_question_is_answered_as_it_was_shown(scene: Scene) -> None:
     assert verify(scene.desk.state / "audit").ok
 
 
+async def test_those_who_act_at_the_same_moment_are_all_on_record(scene: Scene) -> None:
+    """Of answers to one question the first counts, and the others are told so."""
+    question = await scene.desk.asked(proposal("print(1)"))
+    people = [await scene.entered(name, "operator") for name in ("anna", "ben", "cleo", "dan")]
+    came = list[int]()
+
+    async def act(number: int, page: str, **fields: str) -> None:
+        came.append((await people[number].post(page, **fields)).status_code)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            said = {"question": question.id, "digest": question.digest, "answer": "once"}
+            tasks.start_soon(partial(act, number, "answer", **said))
+            tasks.start_soon(partial(act, number, "stop", scope="run", name=f"r_{number}", because="x"))
+    assert sorted(came) == [303] * 5 + [409] * 3
+    assert Counter(scene.desk.kinds())["stop.made"] == 4
+
+
 async def test_those_alike_stand_together_and_each_is_answered_by_itself(scene: Scene) -> None:
     """The same program in two runs, around another one; and how somebody has answered so far is told them."""
     made = [proposal(code, run=run) for code, run in (("print(1)", "r_1"), ("print(2)", "r_1"), ("print(1)", "r_2"))]
@@ -336,15 +362,16 @@ async def test_those_alike_stand_together_and_each_is_answered_by_itself(scene: 
 
 async def test_a_program_has_colours_unless_a_line_of_it_would_keep_others_waiting(scene: Scene) -> None:
     """For this one the lexer takes nine seconds, at each look at the page; a shorter one is the control."""
-    for zeros, coloured in ((19_000, False), (200, True)):
+    for zeros, coloured in ((30_000, False), (19_000, False), (200, True)):
         question = await scene.desk.asked(proposal(f'"%{"0" * zeros}'))
         page = await (await scene.entered()).shown("waiting")
         assert ('<span class="string">' in page) is coloured
         assert "0" * zeros in page
         await scene.desk.answer(question, allow=False)
         looks = views._texts.cache_info().misses
-        await (await scene.entered()).shown("waiting")
+        page = await (await scene.entered()).shown("waiting")
         assert views._texts.cache_info().misses == looks
+        assert (f"It is long: glovebox approvals show {question.id}" in page) is (zeros > MAX_CHARACTERS)
 
 
 async def test_pages_come_before_any_server(tmp_path: Path) -> None:

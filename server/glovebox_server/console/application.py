@@ -28,7 +28,7 @@ from glovebox_audit.event import Event
 from glovebox_audit.place import AuditError
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
-from glovebox_server.console.gate import COOKIE, PERSON_SCOPE_KEY, ConsoleGate, derived, read_form
+from glovebox_server.console.gate import PERSON_SCOPE_KEY, ConsoleGate, cookie_of, derived, read_form, secret_of
 from glovebox_server.console.live import LiveCalls
 from glovebox_server.console.people import SESSION_MS, People, Person, Role
 from glovebox_server.console.views import View, Views, words_of
@@ -149,7 +149,7 @@ class Console:
         place = derived(session, "path")
         answer = RedirectResponse(f"/{place}/now", status_code=303)
         answer.set_cookie(
-            COOKIE, session, max_age=SESSION_MS // 1000, path=f"/{place}/", httponly=True, samesite="strict"
+            cookie_of(place), session, max_age=SESSION_MS // 1000, path=f"/{place}/", httponly=True, samesite="strict"
         )
         return answer
 
@@ -160,7 +160,7 @@ class Console:
     async def _leave(self, request: Request) -> Response:
         person = await self.gate.identify(request)
         await self.gate.form(request, person, "viewer")
-        await self.database.transact(lambda db: People(db, read_clocks()).leave(request.cookies[COOKIE]))
+        await self.database.transact(lambda db: People(db, read_clocks()).leave(secret_of(request)))
         return RedirectResponse("/", status_code=303)
 
     # --- Pages ---
@@ -203,7 +203,7 @@ class Console:
         return await anyio.to_thread.run_sync(self._views.head)
 
     async def _shown_page(self, name: str, request: Request, person: Person, found: View) -> Response:
-        token, looks = derived(request.cookies[COOKIE], "form"), request.headers.get("sec-fetch-mode") == "cors"
+        token, looks = derived(secret_of(request), "form"), request.headers.get("sec-fetch-mode") == "cors"
         # An open page that renews itself must not take the sentence that is for another.
         done = "" if looks else self._done.pop(request.path_params["place"], "")
         return self._render(name, person, page=name, token=token, done=done, **found)

@@ -26,10 +26,11 @@ from glovebox_server.console.people import People, Person, Role
 from glovebox_server.guards.budgets.spending import read_clocks
 from glovebox_server.requests import Refusals
 from glovebox_server.stores.database import Database
+from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 from glovebox_server.transport.oauth.authority import GateRefusal
 
-COOKIE: Final = "glovebox_session"
-PERSON_SCOPE_KEY: Final = "glovebox.person"
+PERSON_SCOPE_KEY: Final = PRINCIPAL_SCOPE_KEY
+"""That of callers: connections of a session do not give way to those of strangers."""
 MAX_FORM_BYTES: Final = 64 * 1024
 _FORM_SECONDS: Final = 10.0
 _MAX_FIELDS: Final = 32
@@ -88,7 +89,7 @@ class ConsoleGate:
 
     async def identify(self, request: Request) -> Person:
         """Put the person whose session it is into the scope, and return them. Raises GateRefusal."""
-        secret = request.cookies.get(COOKIE, "")
+        secret = secret_of(request)
         person = await self.database.query(lambda db: People(db, read_clocks()).find(secret)) if secret else None
         place = request.path_params["place"]
         if person is None or not hmac.compare_digest(derived(secret, "path").encode(), place.encode()):
@@ -100,7 +101,7 @@ class ConsoleGate:
     async def form(self, request: Request, person: Person, role: Role) -> dict[str, str]:
         """Return the fields of a form that changes something. Raises GateRefusal."""
         fields = await read_form(request)
-        token = derived(request.cookies[COOKIE], "form")
+        token = derived(secret_of(request), "form")
         if not hmac.compare_digest(fields.pop("token", "").encode(), token.encode()):
             raise GateRefusal("console.form", 403, "This form is not of this session: load the page again.")
         if not person.may(role):
@@ -119,6 +120,16 @@ class ConsoleGate:
             raise GateRefusal("console.origin", 403, "This request does not say which page it comes from.")
         if headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} and method != "GET":
             raise GateRefusal("console.origin", 403, "This request comes from another page.")
+
+
+def cookie_of(place: str) -> str:
+    """Return the name of a session's cookie: one that no server on another port can set for it."""
+    return f"glovebox_{place}"
+
+
+def secret_of(request: Request) -> str:
+    """Return the secret that came for this place; empty for none."""
+    return request.cookies.get(cookie_of(request.path_params["place"]), "")
 
 
 def derived(secret: str, use: str) -> str:

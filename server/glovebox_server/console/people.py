@@ -1,7 +1,8 @@
 """Keep the people who may use the console: single-use links, and the sessions they begin. A SQLite file; no HTTP.
 
 Rule 1  A link or a session is a secret of 256 bits, of which the file has the SHA-256: who reads it can use neither.
-Rule 2  A link begins one session, within five minutes; a session ends after eight hours, or when it is revoked.
+Rule 2  A link begins one session, within five minutes; a session ends after eight hours, when it is revoked, or when a
+        console begins.
 Rule 3  Time is the boot clock, as of approvals: no jump of the wall clock prolongs one, and a reboot ends all.
 Rule 4  A person is their name: two sessions of one name are one person, wherever answers are counted.
 """
@@ -86,6 +87,10 @@ class People:
     def find(self, session: str) -> Person | None:
         """Return whose session this is; None if it is none, or over."""
         return self._person("session", session)
+
+    def begin(self) -> None:
+        """End all sessions, as a console begins: who had its port in between may have been sent their secrets."""
+        self._db.execute("DELETE FROM entries WHERE kind = 'session'")
 
     def leave(self, session: str) -> None:
         """End one session."""

@@ -27,7 +27,7 @@ from glovebox_profiles.explain import explain
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import load_profiles
 from glovebox_server.artifacts.record import records
-from glovebox_server.console.highlight import highlighted
+from glovebox_server.console.highlight import MAX_CHARACTERS, highlighted
 from glovebox_server.console.live import LiveCalls
 from glovebox_server.console.people import Person
 from glovebox_server.guards.approvals import store
@@ -229,22 +229,27 @@ def words_of(stop: stops.Stop) -> str:
 
 
 def _question(each: Standing) -> View:
-    question = each.question
+    question, short = each.question, len(each.question.subject.arguments) <= MAX_CHARACTERS
     return {
         "id": question.id, "digest": question.digest, "state": each.state, "why": question.why,
         "principal": question.subject.principal, "tool": question.subject.tool, "callers": each.callers,
         "left": max(0, round(each.left)), "made": _clock(question.made), "folder": question.folder,
         "may_run": question.asked.reach == "run", "answers": each.answers,
-        **_texts(question),
+        **(_texts(question) if each.state == "pending" or short else _elsewhere(question)),
         "version": f"{each.state} {len(each.answers)} {each.callers}", "used_by": each.used_by,
         "wants": (question.subject.tool, question.subject.arguments),
     }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=128)
+@functools.lru_cache(maxsize=64)
 def _texts(question: Question) -> View:
     """Return what a question says, made once: open pages ask for it every two seconds."""
-    return {"facts": [*map(escape, facts_of(question))], "program": _program(question)}
+    lines = Markup("\n")
+    return {"facts": lines.join(facts_of(question)), "program": lines.join(_program(question))}
+
+
+def _elsewhere(question: Question) -> View:
+    return {"facts": f"It is long: glovebox approvals show {question.id}", "program": ""}
 
 
 def _program(question: Question) -> list[Markup]:

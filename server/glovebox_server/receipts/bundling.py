@@ -1,6 +1,5 @@
 """Bundles of a state directory: what a call or a run did, in one file to check anywhere."""
 
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from glovebox_server.app import load_profiles
 from glovebox_server.proof.lock import policy_keys
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed
-from glovebox_server.upkeep.log import audit_log
+from glovebox_server.upkeep.log import writing
 
 
 def make(settings: Settings, of: str, identity: str) -> bytes:
@@ -25,7 +24,7 @@ def make(settings: Settings, of: str, identity: str) -> bytes:
     except EvidenceError as problem:
         if problem.kind != "unsealed":
             raise
-        with closing(audit_log(settings)) as log:
+        with writing(settings) as log:
             log.seal()
         return archive.make(directory, of, identity, known)
 

@@ -1,8 +1,10 @@
 """The audit log of a state directory by its settings: its retention, and its opening for a command."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import Final
 
 from glovebox_audit.chain import draft
 from glovebox_audit.event import Event
@@ -33,10 +35,21 @@ def audit_log(settings: Settings) -> LogFile:
     return LogFile(settings.state_dir / "audit", server_id(), rotation(settings, Signer.load(settings.state_dir)))
 
 
+#: A process is one writer of a log: of its threads, as the console has, one at a time.
+_turn: Final = threading.Lock()
+
+
+@contextmanager
+def writing(settings: Settings) -> Iterator[LogFile]:
+    """Open the audit log for the block, once no other thread has it open."""
+    with _turn, closing(audit_log(settings)) as log:
+        yield log
+
+
 @contextmanager
 def recording(settings: Settings) -> Iterator[Callable[[Event], None]]:
     """Open the audit log for the block, and yield a function that writes one event of no call to it."""
-    with closing(audit_log(settings)) as log:
+    with writing(settings) as log:
 
         def record(event: Event) -> None:
             log.commit([draft(event)])

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from glovebox_server.guards.stops import stops
 from glovebox_server.guards.stops.stops import Stop
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep.log import audit_log, recording
+from glovebox_server.upkeep.log import recording, writing
 
 
 def put_in_effect(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def put_in_effect(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]
 def lift(settings: Settings, names: Sequence[str], by: str) -> None:
     """Lift stops by their ids, after it is on record. Raises AuditError."""
     if names:
-        with closing(audit_log(settings)) as log:
+        with writing(settings) as log:
             log.commit([draft(StopLifted(stop=name, by=by)) for name in names], {})
     for name in names:
         stops.stops_of(settings.state_dir).remove(name)
