@@ -433,6 +433,16 @@ async def test_what_runs_is_shown_until_it_ends(scene: Scene) -> None:
         assert "no sandbox yet" in page
 
 
+async def test_what_runs_can_be_stopped_where_questions_cannot_be_read(scene: Scene) -> None:
+    """The page says what is damaged; the control is the page before."""
+    anna = await scene.entered()
+    assert "damaged" not in await anna.shown("now")
+    (scene.desk.state / "governance/approvals.sqlite").write_bytes(b"no store")
+    page = await anna.shown("now")
+    assert "damaged" in page
+    assert "Stop everything" in page
+
+
 async def test_a_log_that_is_indexed_shows_how_far(scene: Scene) -> None:
     """Instead of a page that waits for it; the page itself comes afterwards."""
     anna = await scene.entered()

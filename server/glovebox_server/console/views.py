@@ -30,6 +30,7 @@ from glovebox_server.artifacts.record import records
 from glovebox_server.console.highlight import MAX_CHARACTERS, highlighted
 from glovebox_server.console.live import LiveCalls
 from glovebox_server.console.people import Person
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.approvals.shown import facts_of, program_of, visible
@@ -88,14 +89,20 @@ class Views:
         running, more = self.live.listed()
         found = stops.stops_of(self.settings.state_dir).read()
         moment = datetime.now(UTC)
-        since = moment - _RECENT
+        said, waiting, unread = "", 0, list[str]()
+        try:  # what can be stopped is shown whatever else cannot be read
+            said = self._recently(moment - _RECENT)
+            waiting = len(self._standings())
+        except (AuditError, StoreError) as problem:
+            unread.append(str(problem))
         return {
             "calls": [{"age": _age(datetime.fromisoformat(each.time), moment), "call": each} for each in running],
             "more": more,
             "stops": [{"stop": each, "what": words_of(each)} for each in found.items],
             "damaged": [str(each) for each in found.damaged],
-            "said": self._recently(since),
-            "waiting": len(self._standings()),
+            "said": said,
+            "waiting": waiting,
+            "unread": unread,
         }
 
     def waiting(self, person: Person) -> View:
