@@ -63,7 +63,9 @@ async def _chromium() -> AsyncIterator[Browser]:
     if path is None:
         unusable("browser", "there is no chromium: apt-get install chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
         try:
             yield browser
         finally:

@@ -29,7 +29,7 @@ from glovebox_server.cli import entry, failures, main
 import anyio._backends._asyncio, click._textwrap, docker, encodings.utf_16_be, glovebox_sandboxes.runtime.trial
 from glovebox_server.cli import artifact, call, serve as serving
 from glovebox_server.cli.evidence import audit, receipt
-from glovebox_server.cli.host import doctor, environment
+from glovebox_server.cli.host import backup, console, doctor, environment, notify
 from glovebox_server.cli.rules import approvals, policy, profiles, stop, token
 from glovebox_server.transport import serve
 
@@ -140,7 +140,7 @@ TO_THEIR_END = {"profiles list", "call", "audit tail", "doctor", "serve"}
 #: What needs nothing but a place to write.
 FINE = {"profiles list", "client-config", "receipt key"}
 #: What ends by a signal alone.
-ENDLESS = {"approvals watch"}
+ENDLESS = {"approvals watch", "console serve"}
 #: Only as it is an Engine is asked, if there is one: what it says is not of the surroundings.
 NO_ENGINE: Mapping[str, str] = {"DOCKER_HOST": "unix:///nonexistent"}
 #: These ask every driver, which takes a second; the others look at the same surroundings.
