@@ -23,7 +23,7 @@ AT_MOST = {
     "inner_imports": 15,  # 15
     "words": 30_000,  # 30,000
     # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
-    "test_lines": 85_284,  # 52,000
+    "test_lines": 85_286,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }
