@@ -43,8 +43,6 @@ class Person:
     name: str
     role: Role
     seconds_left: float
-    made: int
-    """Begin of the session, in milliseconds since the epoch."""
 
     @property
     def principal(self) -> str:
@@ -82,7 +80,7 @@ class People:
             raise RefusedError("console.link", reason, "Have a new one made: `glovebox console link`.")
         self._db.execute("DELETE FROM entries WHERE hash = ?", (_hash(secret),))
         session = self._add("session", found.name, found.role, SESSION_MS)
-        return session, Person(name=found.name, role=found.role, seconds_left=SESSION_MS / 1000, made=self._at.wall)
+        return session, Person(name=found.name, role=found.role, seconds_left=SESSION_MS / 1000)
 
     def find(self, session: str) -> Person | None:
         """Return whose session this is; None if it is none, or over."""
@@ -123,17 +121,17 @@ class People:
         rows = self._rows("kind = ? AND hash = ?", kind, _hash(secret))
         return self._read(rows[0]) if rows else None
 
-    def _rows(self, where: str, *values: object) -> list[tuple[str, str, str, float, int]]:
-        asked = f"SELECT name, role, boot, ends, made FROM entries WHERE {where}"  # noqa: S608 - of ours
+    def _rows(self, where: str, *values: object) -> list[tuple[str, str, str, float]]:
+        asked = f"SELECT name, role, boot, ends FROM entries WHERE {where}"  # noqa: S608 - of ours
         return self._db.execute(asked, values).fetchall()
 
-    def _read(self, row: tuple[str, str, str, float, int]) -> Person | None:
-        name, role, boot, ends, made = row
+    def _read(self, row: tuple[str, str, str, float]) -> Person | None:
+        name, role, boot, ends = row
         left = (ends - self._at.since_boot) / 1000
         known = next((each for each in ROLES if each == role), None)
         if known is None or boot != self._at.boot or left <= 0:
             return None
-        return Person(name=name, role=known, seconds_left=left, made=made)
+        return Person(name=name, role=known, seconds_left=left)
 
 
 def _hash(secret: str) -> str:
