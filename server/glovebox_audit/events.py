@@ -473,7 +473,7 @@ class StateRestored(Event, kind="state.restored"):
 
 
 class NotificationFailed(Event, kind="notification.failed"):
-    """A notification was given up: what it was about may be known to nobody."""
+    """A notification was given up after its last attempt; its receiver may not have it."""
 
     id: str
     about: str

@@ -16,8 +16,8 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 25,  # 40
-    "product_lines": 57_942,  # 52,000
-    "code_lines": 39_583,  # 35,000
+    "product_lines": 57_941,  # 52,000
+    "code_lines": 39_582,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25
     "inner_imports": 15,  # 15

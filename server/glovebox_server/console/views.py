@@ -219,7 +219,7 @@ def sentence(found: Totals, begin: str) -> str:
     parts = [f"{verb} {counted(ran.pop(tool), noun)}" for tool, verb, noun in _DEEDS if ran[tool]]
     parts += [f"made {counted(ran.total(), 'other call')}"] if ran.total() else []
     did = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:]))) or "ran nothing"
-    who = counted(found.callers, "caller") if found.callers else "nobody"
+    who = counted(found.callers, "caller") if found.callers else "no caller"
     asked = f", {counted(came['ask'], 'question')} asked" if came["ask"] else ""
     return f"{begin}, {who} {did}; {counted(came['denied'], 'request')} refused{asked}."
 

@@ -19,7 +19,7 @@ from glovebox_server.guards.approvals.shown import visible
 MOST: Final = 32
 """Records of one look that have a notification each. The first ones of more are summed up."""
 FRESH: Final = timedelta(hours=1)
-"""Older ones are summed up: nobody can act on them."""
+"""Older ones are summed up: it is too late to act on them."""
 _NEEDLES: Final = (b'"kind":"approval.', b'"kind":"stop.made"', b'"kind":"watch.alarm"')
 """In the lines of all kinds below: parsing is expensive."""
 _OVER: Final = {ApprovalAnswered.kind, ApprovalWithdrawn.kind}

@@ -1,6 +1,7 @@
 """Sends traces and totals over OTLP, as the standard ``OTEL_*`` variables say. The only module that needs the SDK.
 
-A collector that is slow or gone costs spans and exports, not calls: both are sent by threads that nobody waits for.
+A collector that is slow or gone costs spans and exports, not calls: threads of their own send both, and no call waits
+for them.
 """
 
 import os

@@ -124,7 +124,7 @@ class TotalStore:
         return await self._store.query(self._read)
 
     async def is_due(self, seconds: float) -> bool:
-        """Return whether nobody has exported for so long: then the caller does, and nobody else."""
+        """Return whether the last export is so long ago; if so, the next one is the caller's alone."""
         due, now = "UPDATE place SET exported = ?1 WHERE exported <= ?1 - ?2 OR exported > ?1", time.time()
         return await self._store.transact(lambda each: each.execute(due, (now, seconds)).rowcount == 1)
 

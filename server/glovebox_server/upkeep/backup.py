@@ -1,4 +1,4 @@
-"""Takes a backup of a state directory that servers use; changes nothing there, and holds nobody up.
+"""Takes a backup of a state directory that servers use; changes nothing there, and delays no call.
 
 Rule 1  The log is cut under its own lock, at the end of a record.
 Rule 2  What is visible after its record is copied before the cut (artifacts, stores, promotions): the copy's log has

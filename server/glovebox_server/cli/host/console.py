@@ -74,7 +74,7 @@ def console_list(settings: Settings) -> None:
         found = database.query_now(lambda db: People(db, read_clocks()).listed())
     rows = [(each.name, each.role, f"{each.seconds_left / 60:.0f} min") for each in found]
     value = [{"name": each.name, "role": each.role, "seconds_left": round(each.seconds_left)} for each in found]
-    emit({"sessions": value}, table_of(["name", "role", "left"], rows) or "Nobody has a session.")
+    emit({"sessions": value}, table_of(["name", "role", "left"], rows) or "There is no session.")
 
 
 @command("revoke", console)
